@@ -87,3 +87,19 @@ def test_rows_of_a_damaged_segment_name_it(
     assert not store.has(part)
     with pytest.raises(ArtifactError, match=why):
         open_index(place.out, rerank=200).search_embeddings(np.ones((1, 8), dtype=np.float32))
+
+
+@pytest.mark.parametrize("command", ["build", "encode", "sweep"])
+def test_embeddings_that_are_written_again_are_told(tmp_path: Path, command: str) -> None:
+    place = Place.new(tmp_path, rows=200)
+    out = ("--store" if command == "encode" else "--out", tmp_path / "o")
+    columns = ("--embedding-column", "embedding", "--id-column", "id")
+    widths = () if command == "encode" else ("--k", 2)
+    given = (command, place.corpus, *columns, *out, *widths)
+    status, _, stderr = run(*given)
+    assert (status, "damaged" in stderr) == (0, False), stderr
+    flip(next((tmp_path / "o").rglob("embeddings.safetensors")))
+    status, _, stderr = run(*given)
+    assert status == 0
+    assert "segments of embeddings in" in stderr
+    assert "were damaged, and were written again" in stderr

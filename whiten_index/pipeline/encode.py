@@ -206,7 +206,7 @@ def encode_shards(
         work.store.read_canary()
         record = _record(work, kept, results, counts)
         report = EncodeReport(work.kept, record, counts, stages, work, executor)
-        _note_runtimes(report)
+        _note_store(report)
         if remember:
             _note_encoder(config, report, work)
             index = None if config.out is None else config.out_place
@@ -375,7 +375,7 @@ def _open_store(config: BuildConfig, stages: Stages, executor: Executor) -> Enco
     passages = bool(record.source.get("passages"))
     counts = _stored_counts(record.parts, record.skipped, passages=passages)
     report = EncodeReport(store, record, counts, stages, executor=executor)
-    _note_runtimes(report)
+    _note_store(report)
     return report
 
 
@@ -397,8 +397,13 @@ def _note_encoder(config: BuildConfig, report: EncodeReport, work: ShardWork) ->
         watcher.note(encoder.note)
 
 
-def _note_runtimes(report: EncodeReport) -> None:
-    """Note embeddings in one store of different versions of the libraries, or products."""
+def _note_store(report: EncodeReport) -> None:
+    """Note what was damaged in a store, and embeddings of different libraries or products."""
+    if damaged := report.counts.remade_shards:
+        report.stages.watcher.note(
+            f"note: {damaged} segments of embeddings in {report.store.place} were damaged, and "
+            "were written again"
+        )
     names = {
         ", ".join(f"{name} {value}" for name, value in each.items())
         for each in report.store.results.runtimes()
