@@ -253,7 +253,7 @@ def test_addresses(place: str, told: str) -> None:
 
 def test_a_missing_extension(address: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(duckdb_extension_vss, "__path__", ["/nowhere"])
-    told = r"extension vss of DuckDB .* cannot be loaded .*pip install 'whiten-index\[duckdb\]'"
+    told = r"extension vss of DuckDB .* is not installed; run pip install 'whiten-index\[duckdb\]'"
     with pytest.raises(ConfigError, match=told):
         open_writer(address, "docs")
     assert not file.exists()

@@ -23,9 +23,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.files import is_file
 from whiten_index.corpus.arrow_types import replaced_leaves
 from whiten_index.corpus.batches import ID
-from whiten_index.errors import ConfigError, first_line
+from whiten_index.errors import ConfigError
 from whiten_index.vectordb.database_writer import Find, Hit, Sizes, Stored
 from whiten_index.vectordb.engine_support import literal, quoted
 from whiten_index.vectordb.file_options import DISTANCES, DuckOptions
@@ -210,18 +211,16 @@ class DuckWriter(FileWriter):
 def connect(file: Path, *, make: bool) -> Any:
     """Return a connection to a file with the extension, read-only unless ``make``."""
     (folder,) = duckdb_extension_vss.__path__
-    extension = f"{folder}/extensions/v{duckdb.__version__}/vss.duckdb_extension"
+    extension = Path(folder) / f"extensions/v{duckdb.__version__}/vss.duckdb_extension"
+    if not is_file(extension):
+        raise ConfigError(
+            f"the extension vss of DuckDB {duckdb.__version__} is not installed; run pip install "
+            "'whiten-index[duckdb]', which brings both in releases that fit"
+        )
     # Connections of one process share the file by this name, and an index in memory.
     database = duckdb.connect(f":memory:{file}")
-    try:
-        # Before the file is opened, whose log may have changes of an index.
-        database.execute(f"LOAD {literal(extension)}")
-    except duckdb.Error as error:
-        raise ConfigError(
-            f"the extension vss of DuckDB {duckdb.__version__} cannot be loaded "
-            f"({first_line(error)}); run pip install 'whiten-index[duckdb]', which brings both in "
-            "releases that fit"
-        ) from None
+    # Before the file is opened, whose log may have changes of an index.
+    database.execute(f"LOAD {literal(str(extension))}")
     kind = f"ROW_GROUP_SIZE {_GROUP_ROWS}" if make else "READ_ONLY"
     database.execute(f"ATTACH IF NOT EXISTS {literal(str(file))} AS db (TYPE duckdb, {kind})")
     return _in_file(database)
