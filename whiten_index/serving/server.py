@@ -243,7 +243,7 @@ def serve(
             backlog=_BACKLOG,
             log_config=None,
             access_log=False,
-            # uvloop raises if a client is gone before all that it asked for is answered.
+            # uvloop raises if a client leaves before its last answer.
             loop="asyncio",
             ws="none",
             server_header=False,
