@@ -255,8 +255,9 @@ ENDLESS = "WITH RECURSIVE x(a) AS (SELECT 1 UNION ALL SELECT a + 1 FROM x)"
     "DROP VIEW {1}; CREATE VIEW {1} AS {0} SELECT a AS id FROM x",
     "DROP VIEW {1}; CREATE VIEW {1} AS SELECT 1 FROM {1}_rows, {1}_rows UNION SELECT 1 "
     "FROM {1}_vector AS v JOIN {1}_rows AS r ON r.rowid = v.rowid",
+    "ALTER TABLE {1}_rows ADD COLUMN long AS (zeroblob(999999999))",
 ])  # fmt: skip
-def test_views_of_others_are_not_read(address: str, file: Path, order: str) -> None:
+def test_views_and_columns_of_others_are_not_read(address: str, file: Path, order: str) -> None:
     with open_writer(address, "docs") as writer:
         fill(writer, kept())
         name = told_of(writer.published()).name
@@ -265,6 +266,18 @@ def test_views_of_others_are_not_read(address: str, file: Path, order: str) -> N
     with (
         open_writer(address, "docs", make=False) as writer,
         pytest.raises(DatabaseError, match="that no push made"),
+    ):
+        writer.published()
+
+
+def test_a_column_of_others_that_has_any_length_is_not_read(address: str, file: Path) -> None:
+    with closing(apsw.Connection(str(file))) as mine:
+        column = "description AS (hex(zeroblob(99999999)))"
+        mine.execute(f"CREATE TABLE whiten_index_tables (name, pending, {column})")
+        mine.execute("INSERT INTO whiten_index_tables VALUES ('docs', 0)")
+    with (
+        open_writer(address, "docs", make=False) as writer,
+        pytest.raises(DatabaseError, match="table or view whiten_index_tables that no push made"),
     ):
         writer.published()
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter
 
+from whiten_index.artifacts.limits import LINE_BYTES
 from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.errors import DatabaseError
 
@@ -89,6 +90,8 @@ class PushedTable:
     @classmethod
     def read(cls, text: str | bytes | None) -> "PushedTable | None":
         """Return the table of a description, None if no push wrote this text."""
+        if text is not None and len(text) > LINE_BYTES:
+            return None
         try:
             return _DESCRIPTION.validate_json(text or "")
         except ValueError:

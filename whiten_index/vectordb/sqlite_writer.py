@@ -35,6 +35,7 @@ from whiten_index.vectordb.json_rows import json_values, table_of
 from whiten_index.vectordb.pushed_table import VECTOR, Ids, Layout, PushedTable, vectors_of
 
 _DESCRIPTIONS = "whiten_index_tables"
+_DESCRIPTIONS_MADE = f"CREATE TABLE {_DESCRIPTIONS} (name, pending, description)"
 # Columns that the views have and rows do not.
 _OWN = {"rowid", "distance", "k", "code"}
 _CACHE_KILOBYTES = 65_536
@@ -81,11 +82,11 @@ class SqliteWriter(FileWriter):
 
     def _find(self, *, pending: bool) -> Stored | None:
         views = (self._name, f"{self._name}_rows")
-        order = "SELECT lower(name), type FROM sqlite_schema WHERE lower(name) IN (?, ?, ?)"
+        order = "SELECT lower(name), sql FROM sqlite_schema WHERE lower(name) IN (?, ?, ?)"
         there = dict(self._run(order, _DESCRIPTIONS, *views))
         pushed = None
-        if there.get(_DESCRIPTIONS, "table") != "table":
-            raise self._not_pushed(f"a {there[_DESCRIPTIONS]} {_DESCRIPTIONS}")
+        if there.get(_DESCRIPTIONS, _DESCRIPTIONS_MADE) != _DESCRIPTIONS_MADE:
+            raise self._not_pushed(f"a table or view {_DESCRIPTIONS}")
         if _DESCRIPTIONS in there:
             order = f"SELECT description FROM {_DESCRIPTIONS} WHERE name = ? AND pending = ?"
             pushed = PushedTable.read(self._run(order, self._name, pending).get)
@@ -100,7 +101,11 @@ class SqliteWriter(FileWriter):
 
     def _is_whole(self, name: str) -> bool:
         """Return whether a view and its tables are such as a push makes: others may have no end."""
-        order = "SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name IN (?, ?)"
+        order = (
+            "SELECT count(*) FROM sqlite_schema AS t WHERE type = 'table' AND name IN (?, ?) AND "
+            # Generated columns, whose values may be of any length.
+            "NOT EXISTS (SELECT 1 FROM pragma_table_xinfo(t.name) WHERE hidden > 1)"
+        )
         if self._run(order, f"{name}_rows", f"{name}_vector").get != 2:
             return False
         order = "SELECT sql FROM sqlite_schema WHERE type = 'view' AND name = ?"
@@ -115,7 +120,7 @@ class SqliteWriter(FileWriter):
         created = Stored(replace(made, name=name), True, coded)
         with self._transaction():
             self._find(pending=False)
-            self._run(f"CREATE TABLE IF NOT EXISTS {_DESCRIPTIONS} (name, pending, description)")
+            self._run(_DESCRIPTIONS_MADE.replace("TABLE", "TABLE IF NOT EXISTS"))
             self._drop(self._find(pending=True))
             for order in orders:
                 self._run(order)
