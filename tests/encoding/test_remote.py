@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +57,11 @@ def stored(report: EncodeReport) -> np.ndarray:
 
 
 def test_every_text_is_in_the_store_once_whatever_fails(tmp_path: Path) -> None:
-    texts, chosen = texts_of(10_000), random.Random(1)
+    texts, chosen = texts_of(3000), random.Random(1)
     write(tmp_path, texts)
 
     def fault(number: int) -> Any:
-        return chosen.choice(FAULTS) if number > 2 and chosen.random() < 0.1 else None
+        return chosen.choice(FAULTS) if number > 2 and chosen.random() < 0.2 else None
 
     # The server takes fewer texts than are sent at first.
     with EmbeddingServer(fault, most_texts=16, at_once=12) as server:
@@ -85,7 +86,7 @@ def test_requests_at_once_follow_what_the_endpoint_takes() -> None:
 
 
 def test_a_run_that_is_killed_asks_for_the_rest_alone(tmp_path: Path) -> None:
-    texts = texts_of(8000)
+    texts = texts_of(4000)
     corpus = write(tmp_path, texts)
     process: subprocess.Popen[bytes] | None = None
 
@@ -106,7 +107,7 @@ def test_a_run_that_is_killed_asks_for_the_rest_alone(tmp_path: Path) -> None:
         report = encode(tmp_path, server.url)
         asked = sum(server.answered.values()) - 12
     # The last tenth, what came since it was saved last, and what was under way.
-    assert 500 <= asked <= 0.4 * len(texts)
+    assert 250 <= asked <= 0.4 * len(texts)
     assert report.counts.reused >= 0.6 * len(texts)
     np.testing.assert_allclose(stored(report), [embedding(text) for text in texts], atol=1e-3)
     assert not list((tmp_path / "store").glob("*/unfinished/*.safetensors"))
@@ -248,13 +249,19 @@ def test_pairs_are_evaluated(tmp_path: Path, server: EmbeddingServer) -> None:
     assert found.stdout.startswith("openai:words: 32 dims\n")
 
 
-@pytest.mark.parametrize("pause", ["0", "nan", "-5", "1e999", "Wed, 21 Oct 2015 07:28:00 GMT"])
-def test_an_endpoint_that_asks_for_no_pause_is_not_asked_for_ever(pause: str) -> None:
-    with EmbeddingServer(lambda number: 429 if number > 2 else None, retry_after=pause) as server:
-        encoder = load_encoder(MODEL, base_url=server.url)
-        with pytest.raises(EncoderError, match="cannot be asked"):
-            encoder.encode_queries(["a"])
-        assert server.requests < 20
+def test_an_endpoint_that_asks_for_no_pause_is_not_asked_for_ever() -> None:
+    def ask(pause: str) -> int:
+        with EmbeddingServer(
+            lambda number: 429 if number > 2 else None, retry_after=pause
+        ) as server:
+            encoder = load_encoder(MODEL, base_url=server.url)
+            with pytest.raises(EncoderError, match="cannot be asked"):
+                encoder.encode_queries(["a"])
+            return server.requests
+
+    pauses = ("0", "nan", "-5", "1e999", "Wed, 21 Oct 2015 07:28:00 GMT")
+    with ThreadPoolExecutor() as threads:
+        assert max(threads.map(ask, pauses)) < 20
 
 
 @pytest.mark.parametrize("embedding", [0.5, [], [[1.0, 2.0]], [1e999], ["a"], None])

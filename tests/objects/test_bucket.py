@@ -106,7 +106,7 @@ class _Silent(BaseHTTPRequestHandler):
 def answering(kind: type[BaseHTTPRequestHandler], monkeypatch: Any) -> Iterator[None]:
     """Let a server of this kind answer requests to buckets."""
     with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
         yield
         server.shutdown()

@@ -60,8 +60,7 @@ def sets(tmp_path_factory, write_parquet, tiny_words):
     ("pooling", "options"),
     [
         ("mean", {"k": ("full", "6")}),
-        ("mean", {"k": ("6",), "fit": "target-scored", "exponent": 0.5}),
-        ("cls", {"k": ("6",), "normalize_input": True}),
+        ("cls", {"k": ("6",), "fit": "target-scored", "exponent": 0.5, "normalize_input": True}),
     ],
 )
 def test_every_cell_is_what_its_layers_give_alone(sets, tiny_model, pooling, options, tmp_path):

@@ -194,7 +194,7 @@ def answering(status: int, body: str) -> Iterator[tuple[int, list[Any]]]:
             pass
 
     with HTTPServer(("127.0.0.1", 0), Answer) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield server.server_port, keys
         server.shutdown()
 

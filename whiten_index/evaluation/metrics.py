@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,10 +54,7 @@ def evaluate_each(qrels: Qrels, run: Run, metric: str) -> dict[str, float]:
 
 def mean_interval(values: NDArray[np.float64], draws: int = 2_000) -> tuple[float, float]:
     """Return the 95 % interval of the mean of (n,) values, by bootstrap."""
-    rng, n = np.random.default_rng(0), len(values)
-    means = [values[rng.integers(n, size=n)].mean() for _ in range(draws)]
-    low, high = np.percentile(means, (2.5, 97.5)).tolist()
-    return low, high
+    return _interval(drawn.mean(axis=-1) for drawn in _resampled(values, draws))
 
 
 def correlation_interval(
@@ -67,14 +64,28 @@ def correlation_interval(
 
     Ranks are those among all pairs. A draw in which all of either side are equal is left out.
     """
-    rng = np.random.default_rng(0)
     both = np.stack([_ranks("gold", gold), _ranks("predicted", predicted)])
-    found = list[float]()
-    for _ in range(draws):
-        drawn = both[:, rng.integers(both.shape[1], size=both.shape[1])]
-        if (drawn.min(axis=1) < drawn.max(axis=1)).all():
-            found.append(pearson(*drawn))
-    low, high = np.percentile(found, (2.5, 97.5)).tolist()
+
+    def correlations(drawn: NDArray[np.float64]) -> NDArray[np.float64]:
+        varies = (drawn.min(axis=-1) < drawn.max(axis=-1)).all(axis=0)
+        x, y = drawn - drawn.mean(axis=-1, keepdims=True)
+        xx, yy, xy = (np.einsum("dn,dn->d", *pair)[varies] for pair in ((x, x), (y, y), (x, y)))
+        found: NDArray[np.float64] = xy / np.sqrt(xx * yy)
+        return found
+
+    return _interval(map(correlations, _resampled(both, draws)))
+
+
+def _resampled(values: NDArray[np.float64], draws: int) -> Iterator[NDArray[np.float64]]:
+    """Yield (…, draws, n) of (…, n) values, drawn with replacement, some draws at a time."""
+    rng, n = np.random.default_rng(0), values.shape[-1]
+    at_once = max(2**16 // n, 1)
+    for start in range(0, draws, at_once):
+        yield values.take(rng.integers(n, size=(min(at_once, draws - start), n)), axis=-1)
+
+
+def _interval(drawn: Iterable[NDArray[np.float64]]) -> tuple[float, float]:
+    low, high = np.percentile(np.concatenate(list(drawn)), (2.5, 97.5)).tolist()
     return low, high
 
 
