@@ -473,6 +473,7 @@ class Duck(_File):
         made = importlib.import_module("whiten_index.vectordb.duckdb_writer")
         distance = "-array_cosine_similarity" if setting is None else "array_cosine_distance"
         with made.connect(self._file, make=False) as database:
+            database.execute("USE db")
             for name, value in (setting or {}).items():
                 database.execute(f"SET {name} = {value}")
             (kind,) = database.execute(f"SELECT typeof({VECTOR}) FROM {TABLE} LIMIT 1").fetchone()

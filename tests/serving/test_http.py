@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import signal
 import socket
@@ -427,6 +428,21 @@ def test_requests_have_limits(guarded: Server) -> None:
         assert {answer.status_code for answer in answers} == {429, 504}
         assert all(a.headers["retry-after"] for a in answers if a.status_code == 429)
         assert client.post("/v1/search", json={"texts": TEXT}).status_code == 200
+
+
+@pytest.mark.parametrize("part", [b"a" * 1000, b"X: y\r\n" * 200])
+def test_a_header_without_end_is_refused(guarded: Server, part: bytes) -> None:
+    with socket.create_connection(httpx.URL(guarded.url).netloc.split(b":"), 60) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ")
+        sent = 0
+        with contextlib.suppress(ConnectionError):
+            while sent < 8 << 20:
+                connection.sendall(part)
+                sent += len(part)
+    # What the system keeps on the way.
+    assert sent < 8 << 20
+    with guarded.client() as client:
+        assert client.get("/healthz").status_code == 200
 
 
 def test_pages_of_others_ask_only_where_they_are_allowed_to(

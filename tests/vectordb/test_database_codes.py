@@ -225,6 +225,7 @@ def test_duckdb(tmp_path: Path, rows: Rows, given: dict[str, str]) -> None:
         found = writer.search(rows.vectors[:1], 10)
     vector = {"query": rows.vectors[0].tolist()}
     with duckdb_writer.connect(tmp_path / "d.duckdb", make=False) as connection:
+        connection.execute("USE db")
         *settings, order = options.query("docs", rows.pushed).split("; ")
         for each in settings:
             connection.execute(each)

@@ -172,6 +172,7 @@ def test_conditions_without_the_index(writer: DatabaseWriter, file: Path) -> Non
     fill(writer, rows)
     writer.close()
     with connect(file, make=False) as reader:
+        reader.execute("USE db")
         query = rows.vectors[0]
         found = [row[0] for row in reader.execute(order, {"query": query.tolist()}).fetchall()]
     cosines = np.where(np.arange(300) % 3 == 1, rows.vectors @ query, -np.inf)
@@ -294,6 +295,59 @@ def test_a_comment_of_the_user(address: str, file: Path) -> None:
         pytest.raises(DatabaseError, match="that no push made"),
     ):
         writer.published()
+
+
+def test_macros_of_a_file_are_not_called(address: str, file: Path) -> None:
+    """They may have the names of functions, read other files and have no end."""
+    rows = Rows.make()
+    with open_writer(address, "docs") as writer:
+        fill(writer, rows)
+    with duckdb.connect(file) as database:
+        for name in ("duckdb_tables", "duckdb_views", "pragma_storage_info", "unnest", "lower",
+                     "list_sum", "array_cosine_distance", "array_cosine_similarity"):  # fmt: skip
+            given = "" if name.startswith("duckdb") else "one, two := 2"
+            kind = "TABLE SELECT error('called')" if "_" in name[:7] else "error('called')"
+            database.execute(f"CREATE MACRO {name}({given}) AS {kind}")
+    with open_writer(address, "docs") as writer:
+        assert_holds(writer, rows)
+        assert_finds(writer, rows)
+        with writer.changing(rows.pushed, rows.layout) as changing:
+            changing.upsert(rows.take(range(5)))
+        writer.remove()
+
+
+@pytest.mark.parametrize("computed", [
+    "x INTEGER GENERATED ALWAYS AS (range(9)[1])", "x INTEGER DEFAULT nextval('n')",
+    "x INTEGER, CHECK (x > 3)",
+])  # fmt: skip
+def test_a_table_that_computes_is_not_read(address: str, file: Path, computed: str) -> None:
+    rows = Rows.make()
+    with open_writer(address, "docs") as writer:
+        fill(writer, rows)
+    with duckdb.connect(file) as database:
+        (text,) = database.execute("SELECT comment FROM duckdb_tables()").fetchone()
+        database.execute("CREATE SEQUENCE n; DROP TABLE docs")
+        database.execute(f"CREATE TABLE docs (id BIGINT, vector FLOAT[12], {computed})")
+        database.execute(f"COMMENT ON TABLE docs IS '{text}'")
+    with (
+        open_writer(address, "docs") as writer,
+        pytest.raises(DatabaseError, match="that no push made"),
+    ):
+        writer.published()
+
+
+def test_columns_may_have_the_names_of_what_computes(address: str) -> None:
+    kept = {"generated": ["DEFAULT(1)"] * 50, "checks": ["it's"] * 50, 'a "check(" of': [1] * 50}
+    rows = Rows.make(50, **{name: pa.array(values) for name, values in kept.items()})
+    with open_writer(address, "docs") as writer:
+        fill(writer, rows)
+        assert_holds(writer, rows)
+
+
+def test_no_other_file_is_opened(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.csv").write_text("1")
+    with connect(file, make=True) as database, pytest.raises(duckdb.PermissionException):
+        database.execute(f"FROM '{tmp_path}/other.csv'")
 
 
 def test_an_interrupted_push_leaves_the_file_to_others(address: str, file: Path) -> None:

@@ -135,6 +135,22 @@ def test_a_collection_or_alias_that_no_push_made(file: Path, client: MilvusClien
     assert len(client.list_collections()) == 2
 
 
+def test_a_collection_that_another_alias_names_stays(
+    writer: DatabaseWriter, file: Path, client: MilvusClient
+) -> None:
+    rows = Rows.make()
+    fill(writer, rows)
+    first = client.describe_alias("docs")["collection_name"]
+    client.create_alias(first, "prod")
+    fill(writer, rows)
+    assert client.describe_alias("prod")["collection_name"] == first
+    assert client.describe_alias("docs")["collection_name"] != first
+    assert_holds(writer, rows)
+    client.drop_alias("prod")
+    fill(writer, rows)
+    assert first not in client.list_collections()
+
+
 def test_a_user_released_what_is_published(
     writer: DatabaseWriter, file: Path, client: MilvusClient
 ) -> None:

@@ -41,6 +41,7 @@ from tests.vectordb.pushed_rows import (
 # The behaviour of every writer, here on a server.
 from tests.vectordb.test_milvus import (  # noqa: F401
     test_a_collection_or_alias_that_no_push_made,
+    test_a_collection_that_another_alias_names_stays,
     test_a_user_released_what_is_published,
     test_long_ids,
     test_users_query_by_the_alias_and_filter_by_kept_columns,

@@ -94,6 +94,33 @@ def test_what_no_push_made_stays(address: str) -> None:
     assert len(left) == 3
 
 
+@pytest.mark.parametrize("renamed", [False, True])
+def test_a_collection_that_another_alias_names_stays(address: str, renamed: bool) -> None:
+    rows = Rows.make()
+    with open_writer(address, "docs") as writer:
+        fill(writer, rows)
+    with a_client(address) as client:
+        (alias,) = client.get_aliases().aliases
+        first = alias.collection_name
+        made = models.CreateAlias(collection_name=first, alias_name="prod")
+        gone = models.DeleteAlias(alias_name="docs")
+        steps = [models.CreateAliasOperation(create_alias=made)]
+        steps += [models.DeleteAliasOperation(delete_alias=gone)] * renamed
+        client.update_collection_aliases(steps)
+    with open_writer(address, "docs") as writer:
+        assert writer.pending() is None
+        fill(writer, rows)
+        assert_holds(writer, rows)
+    with a_client(address) as client:
+        assert client.count("prod").count == len(rows.ids)
+        gone = models.DeleteAlias(alias_name="prod")
+        client.update_collection_aliases([models.DeleteAliasOperation(delete_alias=gone)])
+    with open_writer(address, "docs") as writer:
+        fill(writer, rows)
+    with a_client(address) as client:
+        assert first not in {each.name for each in client.get_collections().collections}
+
+
 @pytest.mark.parametrize("name", ["x" * 245, "a b'; DROP TABLE docs --", "é%2F{}"])
 def test_names_that_are_odd(address: str, name: str) -> None:
     for _ in range(2):

@@ -245,6 +245,8 @@ def serve(
             access_log=False,
             # uvloop raises if a client leaves before its last answer.
             loop="asyncio",
+            # httptools keeps a header of any length.
+            http="h11",
             ws="none",
             server_header=False,
             timeout_graceful_shutdown=int(options.max_seconds) + 1,

@@ -43,6 +43,10 @@ class AliasWriter(DatabaseWriter):
         """Return the collection that the alias points to, None if there is no alias."""
 
     @abstractmethod
+    def _aliases_of(self, collection: str) -> Sequence[str]:
+        """Return all aliases that point to a collection, also those of users."""
+
+    @abstractmethod
     def _metadata(self, collection: str) -> Any:
         """Return the description of a collection, None if it has none; another may be no text."""
 
@@ -111,10 +115,9 @@ class AliasWriter(DatabaseWriter):
     # Collections and their metadata.
 
     def _staged(self) -> list[Stored]:
-        """Return all collections of this name that the alias does not point to."""
-        target = self._alias_target()
-        names = [each for each in self._collections() if each != target]
-        return [found for each in names if (found := self._read(each)) is not None]
+        """Return all collections of this name that no alias points to."""
+        found = map(self._read, self._collections())
+        return [each for each in found if each is not None and not self._aliases_of(each.name)]
 
     def _read(self, name: str) -> Stored | None:
         """Return a collection of this alias, None if no push made it or it is gone."""
@@ -133,7 +136,7 @@ class AliasWriter(DatabaseWriter):
             try:
                 # From here on its writer is refused, also by a swap at this moment.
                 self._describe(each.described(lease=""))
-                if self._alias_target() != each.name:
+                if not self._aliases_of(each.name):
                     self._drop(each.name)
             except Exception:
                 if each.name in self._collections():

@@ -8,8 +8,12 @@ a process is killed. So the changed rows are copied to a new table, which gets a
 
 The comment on a table is its description. The engine takes one process at a time if one of them
 writes, so two pushes cannot meet.
+
+The file may be somebody else's. So statements name its tables with their schema and are not in its
+search path, where macros may have the names of functions, and connections open no other file.
 """
 
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -37,11 +41,14 @@ from whiten_index.vectordb.pushed_table import Ids, Layout, PushedTable
 _ROWS = "rows__pushed"
 # A batch fills such groups, which go to the file at once, not by the log.
 _GROUP_ROWS = 16_384
-_COMMENT = (
-    "SELECT comment FROM duckdb_tables() WHERE database_name = 'db' AND schema_name = 'main' "
-    "AND lower(table_name) = $1 UNION ALL SELECT '' FROM duckdb_views() "
+_FOUND = (
+    "SELECT comment, sql FROM duckdb_tables() WHERE database_name = 'db' AND schema_name = 'main' "
+    "AND lower(table_name) = $1 UNION ALL SELECT '', '' FROM duckdb_views() "
     "WHERE database_name = 'db' AND schema_name = 'main' AND lower(view_name) = $1"
 )
+# What may compute something, in the definition of a table without its texts and quoted names.
+_COMPUTED = re.compile(r"generated always|\b(check|default)\(", re.IGNORECASE)
+_QUOTED = re.compile("\"(\"\"|[^\"])*\"|'(''|[^'])*'")
 # Rows of an index, and bytes of its links.
 _INDEX = (
     "SELECT count, list_sum([level.allocated_bytes for level in levels_stats]) "
@@ -80,10 +87,12 @@ class DuckWriter(FileWriter):
         if pending and self._built is not None:
             return self._built
         name = f"{self._name}__pending" if pending else self._name
-        found = self._run(_COMMENT, name).fetchone()
+        found = self._run(_FOUND, name).fetchone()
         if found is None:
             return None
-        if (pushed := PushedTable.read(found[0])) is None:
+        comment, definition = found
+        pushed = PushedTable.read(comment)
+        if pushed is None or _COMPUTED.search(_QUOTED.sub("", definition)):
             raise self._not_pushed(f"a table or view {name}")
         return Stored(replace(pushed, name=name), pending, self._database)
 
@@ -93,26 +102,26 @@ class DuckWriter(FileWriter):
         created = Stored(replace(made, name=f"{self._name}__pending"), True, self._database)
         with self._transaction():
             self._database.register(_ROWS, _stored_schema(layout).empty_table())
-            self._run(f"CREATE OR REPLACE TABLE {quoted(created.name)} AS FROM {_ROWS}")
+            self._run(f"CREATE OR REPLACE TABLE {_table(created.name)} AS FROM {_ROWS}")
             self._describe(created)
         return created
 
     def _describe(self, stored: Stored) -> None:
         text = literal(stored.table.text)
-        stored.handle.execute(f"COMMENT ON TABLE {quoted(stored.name)} IS {text}")
+        stored.handle.execute(f"COMMENT ON TABLE {_table(stored.name)} IS {text}")
 
     def _build(self, held: Stored, layout: Layout) -> None:  # noqa: ARG002
         """Begin the transaction that swaps: within it, the new table has the name and its index."""
-        swapping = replace(held, handle=_in_file(self._database.cursor()))
+        swapping = replace(held, handle=_indexing(self._database.cursor()))
         swapping.handle.execute("BEGIN")
         self._built = self._put(swapping)
 
     def _put(self, new: Stored) -> Stored:
         """Put a table in place of the published one, and index it."""
-        name, chosen, metric = quoted(self._name), self._options, literal(new.table.metric)
+        name, chosen, metric = _table(self._name), self._options, literal(new.table.metric)
         placed, run = new.described(name=self._name), new.handle.execute
         run(f"DROP TABLE IF EXISTS {name}")
-        run(f"ALTER TABLE {quoted(new.name)} RENAME TO {name}")
+        run(f"ALTER TABLE {_table(new.name)} RENAME TO {quoted(self._name)}")
         self._describe(placed)
         if chosen.index == "hnsw":
             graph = f"M = {chosen.m}, M0 = {2 * chosen.m}"
@@ -136,52 +145,52 @@ class DuckWriter(FileWriter):
 
     def _discard(self, held: Stored | None) -> None:  # noqa: ARG002
         self._undo_swap()
-        self._run(f"DROP TABLE IF EXISTS {quoted(f'{self._name}__pending')}")
+        self._run(f"DROP TABLE IF EXISTS {_table(f'{self._name}__pending')}")
 
     def _remove(self, published: Stored) -> None:
-        self._run(f"DROP TABLE {quoted(published.name)}")
+        self._run(f"DROP TABLE {_table(published.name)}")
         self.checkpoint()
 
     def _begin_changes(self) -> None:
         super()._begin_changes()
-        self._run(f"DROP INDEX IF EXISTS {self._name}_vector_idx")
+        self._run(f"DROP INDEX IF EXISTS db.main.{self._name}_vector_idx")
 
     def _end_changes(self, changed: Stored) -> None:
         if self._options.index == "hnsw":
             copy = self._require(pending=False).described(name=f"{self._name}__changed")
-            self._run(f"CREATE TABLE {quoted(copy.name)} AS FROM {quoted(changed.name)}")
+            self._run(f"CREATE TABLE {_table(copy.name)} AS FROM {_table(changed.name)}")
             self._put(copy)
         self._run("COMMIT")
         self.checkpoint()
 
     def checkpoint(self) -> None:
         """Write the log to the file."""
-        self._run("CHECKPOINT")
+        self._run("CHECKPOINT db")
 
     def _upsert(self, stored: Stored, rows: pa.RecordBatch, layout: Layout) -> None:
         same = " AND ".join(f"old.{name} = new.{name}" for name in layout.key)
         self._database.register(_ROWS, pa.Table.from_batches([rows]).select(layout.key))
-        self._run(f"DELETE FROM {quoted(stored.name)} AS old USING {_ROWS} AS new WHERE {same}")
+        self._run(f"DELETE FROM {_table(stored.name)} AS old USING {_ROWS} AS new WHERE {same}")
         self._insert(stored, rows, layout)
 
     def _insert(self, stored: Stored, rows: pa.RecordBatch, layout: Layout) -> None:
         self._database.register(_ROWS, pa.Table.from_batches([rows]).cast(_stored_schema(layout)))
-        self._run(f"INSERT INTO {quoted(stored.name)} FROM {_ROWS}")
+        self._run(f"INSERT INTO {_table(stored.name)} FROM {_ROWS}")
 
     def _delete(self, stored: Stored, ids: Ids, layout: Layout) -> None:  # noqa: ARG002
-        self._run(f"DELETE FROM {quoted(stored.name)} WHERE {ID} IN (SELECT unnest(?))", list(ids))
+        self._run(f"DELETE FROM {_table(stored.name)} WHERE {ID} IN (SELECT unnest(?))", list(ids))
 
     def _count(self, stored: Stored) -> int:
-        order = f"SELECT count(*) FROM {quoted(stored.name)}"
+        order = f"SELECT count(*) FROM {_table(stored.name)}"
         return int(stored.handle.execute(order).fetchone()[0])
 
     def _sizes(self, stored: Stored) -> Sizes:
-        (table,) = self._run(_BLOCKS, stored.name).fetchone()
+        (table,) = self._run(_BLOCKS, _table(stored.name)).fetchone()
         rows, links = self._run(_INDEX, stored.name).fetchone() or (0, 0)
         return Sizes(int(table or 0), int(links) + int(rows) * 4 * stored.table.k)
 
     def _fetch(self, stored: Stored, ids: Ids, layout: Layout) -> pa.Table:
-        order = f"FROM {quoted(stored.name)} WHERE {ID} IN (SELECT unnest(?))"
+        order = f"FROM {_table(stored.name)} WHERE {ID} IN (SELECT unnest(?))"
         found = stored.handle.execute(order, [list(ids)]).to_arrow_table()
         pairs = zip(found.columns, layout.schema.types, strict=True)
         columns = [_loaded(column.combine_chunks(), kind) for column, kind in pairs]
@@ -195,7 +204,7 @@ class DuckWriter(FileWriter):
         indexed, most, exactly = DISTANCES[table.metric]
         distance, most = (exactly, 0.0) if exact else (indexed, most)
         far = distance.format(f"vector, $1::FLOAT[{table.k}]")
-        order = f"SELECT {ID}, {far} FROM {quoted(table.name)} ORDER BY 2 LIMIT $2"
+        order = f"SELECT {ID}, {far} FROM {_table(table.name)} ORDER BY 2 LIMIT $2"
         settings = self._options.usual_effort(table.rows) if effort is None else effort
 
         def find(vectors: NDArray[np.float32], top_k: int) -> list[list[Hit]]:
@@ -209,7 +218,7 @@ class DuckWriter(FileWriter):
 
 
 def connect(file: Path, *, make: bool) -> Any:
-    """Return a connection to a file with the extension, read-only unless ``make``."""
+    """Return a connection to a file, ``db``, with the extension; read-only unless ``make``."""
     (folder,) = duckdb_extension_vss.__path__
     extension = Path(folder) / f"extensions/v{duckdb.__version__}/vss.duckdb_extension"
     if not is_file(extension):
@@ -223,13 +232,19 @@ def connect(file: Path, *, make: bool) -> Any:
     database.execute(f"LOAD {literal(str(extension))}")
     kind = f"ROW_GROUP_SIZE {_GROUP_ROWS}" if make else "READ_ONLY"
     database.execute(f"ATTACH IF NOT EXISTS {literal(str(file))} AS db (TYPE duckdb, {kind})")
-    return _in_file(database)
+    database.execute("SET enable_external_access = false")
+    return _indexing(database)
 
 
-def _in_file(connection: Any) -> Any:
-    """Let the statements of a connection mean the tables of the file."""
-    connection.execute("USE db; SET hnsw_enable_experimental_persistence = true")
+def _indexing(connection: Any) -> Any:
+    """Let a connection write indexes to the file."""
+    connection.execute("SET hnsw_enable_experimental_persistence = true")
     return connection
+
+
+def _table(name: str) -> str:
+    """Return how statements name a table of the file."""
+    return f"db.main.{quoted(name)}"
 
 
 def _stored_schema(layout: Layout) -> pa.Schema:

@@ -111,6 +111,9 @@ class MilvusWriter(AliasWriter):
             return None
         return str(self._milvus.describe_alias(self._name)["collection_name"])
 
+    def _aliases_of(self, collection: str) -> Sequence[str]:
+        return list(self._milvus.list_aliases(collection_name=collection)["aliases"])
+
     def _metadata(self, collection: str) -> Any:
         return (self._milvus.describe_collection(collection).get("properties") or {}).get(METADATA)
 

@@ -140,6 +140,10 @@ class QdrantWriter(AliasWriter):
         found = self._client.get_aliases().aliases
         return next((e.collection_name for e in found if e.alias_name == self._name), None)
 
+    def _aliases_of(self, collection: str) -> Sequence[str]:
+        found = self._client.get_aliases().aliases
+        return [each.alias_name for each in found if each.collection_name == collection]
+
     def _metadata(self, collection: str) -> Any:
         return (self._client.get_collection(collection).config.metadata or {}).get(METADATA)
 
