@@ -104,6 +104,14 @@ def test_a_damaged_file_of_a_model_is_an_encoder_error(folder, file, text):
         load(folder)
 
 
+def test_a_model_without_the_words_of_its_tokenizer_is_refused(folder):
+    for name in ("tokenizer.json", "vocab.txt"):
+        (folder / name).unlink(missing_ok=True)
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+    with pytest.raises(EncoderError, match=r"it has no words; is a file missing"):
+        load(folder)
+
+
 @pytest.mark.parametrize("damage", ["no unknown token", "a frame of unknown names"])
 def test_a_tokenizer_that_fails_on_a_text_is_an_encoder_error(folder, damage):
     path = folder / "tokenizer.json"

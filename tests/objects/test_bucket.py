@@ -5,7 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -138,6 +138,22 @@ def test_an_object_too_large_for_what_it_is_takes_no_memory(s3, tmp_path, monkey
     assert child.returncode == 5, said
     assert "CURRENT" in said
     assert "more than 67,108,864 bytes" in said
+
+
+def test_more_than_was_asked_for_is_not_read(s3, monkeypatch):
+    class Generous(_Silent):
+        def do_GET(self) -> None:
+            self.send_response(206)
+            self.send_header("Content-Range", "bytes 0-9/100000000")
+            self.send_header("Content-Length", "100000000")
+            self.send_header("ETag", '"1"')
+            self.send_header("Last-Modified", self.date_time_string())
+            self.end_headers()
+            with suppress(OSError):
+                self.wfile.write(b"a" * 100_000_000)
+
+    with answering(Generous, monkeypatch), pytest.raises(StorageError, match="longer than what"):
+        Bucket("s3://bucket/p").piece("a", 0, 10)
 
 
 def test_a_page_that_is_not_there_answers_no_removal_and_no_put(s3, monkeypatch):

@@ -84,12 +84,13 @@ def queries_file(folder: Path, queries: NDArray[Any], **columns: Any) -> str:
     return str(folder / "queries.parquet")
 
 
+@pytest.mark.parametrize("name", ["q 1", "q1\n"])
 def test_an_id_with_blanks_cannot_stand_in_a_trec_run_and_leaves_no_file(
-    tmp_path: Path, index: Path, queries: NDArray[np.float32]
+    tmp_path: Path, index: Path, queries: NDArray[np.float32], name: str
 ) -> None:
-    source = queries_file(tmp_path, queries, qid=["q0", "q 1", *"bcdef"])
+    source = queries_file(tmp_path, queries, qid=["q0", name, *"bcdef"])
     config = CorpusConfig(sources=(source,), embedding_column="e", id_column="qid")
-    with pytest.raises(ConfigError, match=r"'q 1' has blanks.*parquet or .jsonl"):
+    with pytest.raises(ConfigError, match=r"'q.*1.*' has blanks.*parquet or .jsonl"):
         write_run(tmp_path / "run.trec", open_index(index).rank(config, top_k=3))
     assert [path.name for path in tmp_path.iterdir()] == ["queries.parquet"]
 

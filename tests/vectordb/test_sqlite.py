@@ -1,5 +1,6 @@
 """SQLite's own: the views that users query, readers beside a push, codes, and other files."""
 
+import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -154,6 +155,37 @@ def test_a_file_of_the_user_keeps_its_mode_and_tables(address: str, file: Path) 
     assert names == ["mine", "whiten_index_tables"]
     assert mine.execute("SELECT count(*) FROM whiten_index_tables").get == 0
     mine.close()
+
+
+@pytest.mark.parametrize("what", ["push", "changes"])
+def test_the_mode_comes_back_after_a_killed_push(
+    address: str, file: Path, tmp_path: Path, what: str
+) -> None:
+    rows, left = kept(), tmp_path / "left"
+    with open_writer(address, "docs") as writer:
+        if what == "changes":
+            fill(writer, rows)
+    with open_writer(address, "docs") as writer:
+        if what == "push":
+            writer.begin(rows.pushed, rows.layout)
+            append(writer, rows.batches()[:1])
+        else:
+            assert writer.published()
+            with writer.changing(rows.pushed, rows.layout) as changing:
+                changing.delete([5])
+        # As a killed process leaves it.
+        shutil.copytree(tmp_path, left, ignore=lambda _, names: {"left"} & {*names})
+    file = left / file.name
+    user = apsw.Connection(str(file))
+    assert user.execute("PRAGMA journal_mode").get == "wal"
+    user.close()
+    with open_writer(f"sqlite://{file}", "docs") as writer:
+        fill(writer, rows)
+    assert [each.name for each in left.iterdir()] == [file.name]
+    user = apsw.Connection(str(file))
+    assert user.execute("PRAGMA journal_mode").get == "delete"
+    assert user.execute("SELECT name FROM whiten_index_tables").fetchall() == [("docs",)]
+    user.close()
 
 
 def test_a_file_that_was_vacuumed(address: str, file: Path) -> None:

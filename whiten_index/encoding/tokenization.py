@@ -154,6 +154,8 @@ def load_tokenizer(spec: "EncoderSpec", folder: "ModelFolder") -> Any:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder.path, **folder.loading)
         # Some classes hold two tokenizers and are none.
         _ = tokenizer.pad_token_id
+        if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+            raise ValueError("it has no words; is a file missing, such as tokenizer.json?")
     return tokenizer
 
 

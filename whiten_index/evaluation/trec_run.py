@@ -134,7 +134,7 @@ def _read_hits(ranking: Ranking) -> Any:
 
 def _word(value: str | int) -> str:
     word = str(value)
-    if len(word.split()) != 1:
+    if word.split() != [word]:
         raise ConfigError(
             f"the id {word!r} has blanks, which a TREC run cannot hold; write a .parquet or .jsonl "
             "run instead"

@@ -2,7 +2,9 @@
 
 import contextlib
 import logging
+import math
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import asdict, is_dataclass
 from importlib.resources import files
@@ -253,6 +255,7 @@ def serve(
         )
         listening.listen(_BACKLOG)
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+        logging.getLogger("asyncio").addFilter(_Seldom())
         host = f"[{options.host}]" if family == socket.AF_INET6 else options.host
         ready(f"http://{host}:{listening.getsockname()[1]}")
         try:
@@ -260,6 +263,22 @@ def serve(
         except KeyboardInterrupt:
             # It stopped gracefully, then raised the signal once more.
             return
+
+
+class _Seldom(logging.Filter):
+    """Lets through one line a minute where connections take all files that a process may open."""
+
+    _next = -math.inf
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not str(record.msg).startswith("socket.accept() out of system resource"):
+            return True
+        # asyncio tries thousands of times a second.
+        if seldom := time.monotonic() >= self._next:
+            self._next = time.monotonic() + 60
+            record.msg = "no new connection is taken: as many files are open as the limit allows"
+            record.exc_info = None
+        return seldom
 
 
 def serve_stdio(places: Mapping[str, Path | str], options: ServeOptions | None = None) -> None:

@@ -7,7 +7,8 @@ replaces both in one transaction. Only the second has rows whose vector is zeros
 ``vec0`` would lose others.
 
 Descriptions are in a table of the file. The lease in it is read within each transaction. While
-rows are written, readers go on (mode WAL); at the end the file has the mode it had before.
+rows are written, readers go on (mode WAL); at the end the file has the mode it had before. A note
+among the descriptions says so meanwhile, for the push after one that is killed.
 """
 
 import json
@@ -36,6 +37,9 @@ from whiten_index.vectordb.pushed_table import VECTOR, Ids, Layout, PushedTable,
 
 _DESCRIPTIONS = "whiten_index_tables"
 _DESCRIPTIONS_MADE = f"CREATE TABLE {_DESCRIPTIONS} (name, pending, description)"
+_DESCRIBED = f"FROM {_DESCRIPTIONS} WHERE name = ? AND pending = ?"
+# In place of a table's name and state: the file is in the mode WAL for a push alone.
+_NOTE = ("", "mode")
 # Columns that the views have and rows do not.
 _OWN = {"rowid", "distance", "k", "code"}
 _CACHE_KILOBYTES = 65_536
@@ -60,24 +64,32 @@ class SqliteWriter(FileWriter):
     def __init__(
         self, address: str, name: str, options: SqliteOptions, *, make: bool = True
     ) -> None:
-        self._options, self._mode_before = options, ""
+        self._options, self._restores = options, False
         self.engine = f"SQLite {apsw.sqlite_lib_version()}, sqlite-vec {sqlite_vec.__version__}"
         super().__init__(address, name, options, make=make)
 
     def _open(self, file: Path, *, make: bool) -> Any:
         database = connect(file, make=make)
         database.set_busy_timeout(1000 * self._options.lock_timeout)
-        self._mode_before = database.execute("PRAGMA journal_mode").get
-        if make:
-            database.execute("PRAGMA journal_mode = WAL")
         return database
+
+    def _log_ahead(self) -> None:
+        """Let readers go on while rows are written."""
+        if self._run("PRAGMA journal_mode").get != "wal":
+            with self._transaction():
+                self._run(f"DELETE {_DESCRIBED}", *_NOTE)
+                self._run(f"INSERT INTO {_DESCRIPTIONS} VALUES (?, ?, NULL)", *_NOTE)
+            self._run("PRAGMA journal_mode = WAL")
+        self._restores = True
 
     def close(self) -> None:
         """Close the file."""
         with suppress(apsw.Error):
             self._database.set_busy_timeout(0)
-            # Refused while others read.
-            self._run(f"PRAGMA journal_mode = {self._mode_before}")
+            if self._restores and self._run(f"SELECT count(*) {_DESCRIBED}", *_NOTE).get:
+                # Refused while others read.
+                self._run("PRAGMA journal_mode = DELETE")
+                self._run(f"DELETE {_DESCRIBED}", *_NOTE)
         self._database.close()
 
     def _find(self, *, pending: bool) -> Stored | None:
@@ -88,7 +100,7 @@ class SqliteWriter(FileWriter):
         if there.get(_DESCRIPTIONS, _DESCRIPTIONS_MADE) != _DESCRIPTIONS_MADE:
             raise self._not_pushed(f"a table or view {_DESCRIPTIONS}")
         if _DESCRIPTIONS in there:
-            order = f"SELECT description FROM {_DESCRIPTIONS} WHERE name = ? AND pending = ?"
+            order = f"SELECT description {_DESCRIBED}"
             pushed = PushedTable.read(self._run(order, self._name, pending).get)
         if pushed is None or not re.fullmatch(f"{self._name}__[0-9a-f]{{8}}", pushed.name):
             if not pending and (taken := there.keys() & {*views}):
@@ -121,6 +133,8 @@ class SqliteWriter(FileWriter):
         with self._transaction():
             self._find(pending=False)
             self._run(_DESCRIPTIONS_MADE.replace("TABLE", "TABLE IF NOT EXISTS"))
+        self._log_ahead()
+        with self._transaction():
             self._drop(self._find(pending=True))
             for order in orders:
                 self._run(order)
@@ -133,13 +147,21 @@ class SqliteWriter(FileWriter):
         self._run(order, self._name, stored.pending, stored.table.text)
 
     def _forget(self, stored: Stored) -> None:
-        order = f"DELETE FROM {_DESCRIPTIONS} WHERE name = ? AND pending = ?"
-        self._run(order, self._name, stored.pending)
+        self._run(f"DELETE {_DESCRIBED}", self._name, stored.pending)
 
     def _has_lease(self, stored: Stored) -> bool:
         found = self._find(pending=stored.pending)
         one, two = (each and (each.name, each.table.lease) for each in (found, stored))
         return one == two
+
+    def _take_over(self, found: Stored) -> Stored:
+        self._log_ahead()
+        return super()._take_over(found)
+
+    def _begin_changes(self) -> None:
+        if self._find(pending=False) is not None:
+            self._log_ahead()
+        super()._begin_changes()
 
     def _build(self, held: Stored, layout: Layout) -> None:
         name, key = held.name, ", ".join(layout.key)
