@@ -5,4 +5,6 @@ LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = %(vector)s AND NO
 LEFT JOIN pg_type t ON t.oid = a.atttypid
 LEFT JOIN pg_constraint k ON k.conrelid = c.oid AND k.contype = 'p'
 WHERE n.nspname = %(schema)s
-    AND (c.relname = %(name)s OR starts_with(c.relname, %(name)s || '__'))
+    AND (c.relname = %(name)s OR starts_with(c.relname, %(name)s || '__')
+        -- Others may make tables with such names and descriptions, and triggers on them.
+        AND pg_get_userbyid(c.relowner) = current_user)

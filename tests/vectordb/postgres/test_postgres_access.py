@@ -271,6 +271,24 @@ def test_asking_makes_nothing_and_needs_no_rights(address: str, role: str, run: 
     assert run(there) == before
 
 
+def test_a_table_of_another_role_is_no_interrupted_push(
+    address: str, role: str, run: Run
+) -> None:
+    """It may have triggers, which run with the rights of whoever adds rows."""
+    rows = Rows.make()
+    run("CREATE EXTENSION IF NOT EXISTS vector")
+    run(f"GRANT CREATE, USAGE ON SCHEMA public TO {role}")
+    with open_writer(as_role(address, role), "docs") as writer:
+        writer.begin(rows.pushed, rows.layout)
+        assert writer.pending() is not None
+    with open_writer(address, "docs") as writer:
+        assert writer.pending() is None
+        fill(writer, rows)
+        assert_holds(writer, rows)
+    with open_writer(as_role(address, role), "docs") as writer:
+        assert writer.pending() is not None
+
+
 @pytest.mark.parametrize("path", ['"$user", public', "public, pg_catalog, pg_temp"])
 def test_functions_of_users_are_not_called(address: str, run: Run, path: str) -> None:
     """Those of the server are meant, also where the arguments fit others better."""
