@@ -17,12 +17,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
+from starlette.testclient import TestClient
 
 from tests.helpers.builds import build_of, random_rows
 from tests.serving.conftest import ROWS, K, Serve, Server, build, corpus
 from whiten_index import QueryTransform, open_index
 from whiten_index.cli import cli
 from whiten_index.errors import ArtifactError, ConfigError
+from whiten_index.serving.serve_options import ServeOptions
+from whiten_index.serving.server import application, named
+from whiten_index.serving.service import Service
 from whiten_index.versions.retention import list_versions, prune, rollback
 
 TEXT = "a cat sat on the mat"
@@ -31,6 +35,12 @@ TEXT = "a cat sat on the mat"
 @pytest.fixture(scope="module")
 def client(server: Server) -> httpx.Client:
     return server.client()
+
+
+def asking(*places: Any, **options: Any) -> TestClient:
+    """Return a client of a server that runs in this process, and so loads no library again."""
+    service = Service(named(tuple(map(str, places))), ServeOptions(**options))
+    return TestClient(application(service), base_url="http://127.0.0.1")
 
 
 def found(client: httpx.Client, **body: Any) -> dict[str, Any]:
@@ -62,7 +72,7 @@ def test_a_search_finds_what_the_library_finds(client: httpx.Client, index: Path
 
 
 def test_candidates_are_ranked_again_if_the_index_was_opened_so(
-    serve: Serve, index: Path, tmp_path: Path, tiny_model: Path, tiny_words: tuple[str, ...]
+    index: Path, tmp_path: Path, tiny_model: Path, tiny_words: tuple[str, ...]
 ) -> None:
     coarse = build(
         tmp_path / "o", corpus(tmp_path / "c", tiny_words), tiny_model, factory="PQ2x4",
@@ -72,7 +82,7 @@ def test_candidates_are_ranked_again_if_the_index_was_opened_so(
     rough = open_index(coarse, rerank=0).search(TEXT, top_k=5)
     assert [hit.id for hit in exact] != [hit.id for hit in rough]
     (tmp_path / "st").rename(tmp_path / "moved")
-    with serve(coarse, "--rerank", ROWS, "--store", tmp_path / "moved").client() as client:
+    with asking(coarse, rerank=ROWS, store=str(tmp_path / "moved")) as client:
         for rerank, wanted in ((None, exact), (0, rough), (ROWS, exact)):
             body = {"texts": TEXT, "top_k": 5, "rerank": rerank}
             hits = client.post("/v1/search", json=body).json()["results"][0]["hits"]
@@ -86,13 +96,13 @@ def test_candidates_are_ranked_again_if_the_index_was_opened_so(
 
 
 def test_a_store_that_moved_is_named_for_the_comparison(
-    serve: Serve, tmp_path: Path, tiny_model: Path, tiny_words: tuple[str, ...]
+    tmp_path: Path, tiny_model: Path, tiny_words: tuple[str, ...]
 ) -> None:
     options = {"store": str(tmp_path / "st"), "whiten": "none", "k": None, "keep": ("score",)}
     source = corpus(tmp_path / "c", tiny_words, score=[np.nan, 1.0, np.inf] * (ROWS // 3))
     out = build(tmp_path / "o", source, tiny_model, **options)
     (tmp_path / "st").rename(tmp_path / "moved")
-    with serve(out, "--store", tmp_path / "moved").client() as client:
+    with asking(out, store=str(tmp_path / "moved")) as client:
         answer = client.post("/v1/compare", json={"text": TEXT}).json()
         assert [each["kind"] for each in answer["columns"]][:2] == ["raw", "index"]
         # Numbers that JSON does not have.
@@ -102,9 +112,9 @@ def test_a_store_that_moved_is_named_for_the_comparison(
         assert (cut.status_code, "cannot be cut" in cut.json()["detail"]) == (400, True)
 
 
-def test_versions_of_two_models_answer_side_by_side(serve: Serve, migrated: Path) -> None:
+def test_versions_of_two_models_answer_side_by_side(migrated: Path) -> None:
     new, old = (each.name for each in list_versions(migrated))
-    with serve(migrated, f"old={migrated / 'versions' / old}").client() as client:
+    with asking(migrated, f"old={migrated / 'versions' / old}") as client:
         served = client.get("/v1/indexes").json()["indexes"]
         assert [(each["name"], each["version"]) for each in served] == [("docs", new), ("old", old)]
         models = client.get("/v1/indexes/docs").json()["models"]
@@ -126,14 +136,14 @@ def test_versions_of_two_models_answer_side_by_side(serve: Serve, migrated: Path
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
 def test_a_comparison_of_passages_is_by_document(
-    serve: Serve, tmp_path: Path, tiny_model: Path, tiny_words: tuple[str, ...], similarity: str
+    tmp_path: Path, tiny_model: Path, tiny_words: tuple[str, ...], similarity: str
 ) -> None:
     source = corpus(tmp_path / "c", tiny_words)
     options = {"passage_tokens": 6, "similarity": similarity, "keep": ("lang",)}
     out = build(tmp_path / "o", source, tiny_model, **options)
     exact = open_index(out, rerank=4 * ROWS, rerank_by="embeddings").search(TEXT, top_k=10)
     own = open_index(out).search(TEXT, top_k=10)
-    with serve(out).client() as client:
+    with asking(out) as client:
         answer = client.post("/v1/compare", json={"text": TEXT}).json()
     raw, width = answer["columns"][0], {each["k"]: each for each in answer["widths"]}[K]
     for found, wanted in ((raw, exact), (width, own)):
@@ -244,8 +254,8 @@ def test_a_comparison_holds_raw_search_and_every_width(client: httpx.Client, ind
     )
 
 
-def test_without_memory_the_comparison_has_no_raw_column(serve: Serve, index: Path) -> None:
-    with serve(index, "--compare-memory", 0).client() as client:
+def test_without_memory_the_comparison_has_no_raw_column(index: Path) -> None:
+    with asking(index, compare_memory="0") as client:
         answer = client.post("/v1/compare", json={"text": TEXT}).json()
     assert "raise --compare-memory" in answer["note"]
     assert [each["kind"] for each in answer["columns"]] == ["index"]
