@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
-from transformers.activations import GELUActivation
 
 from whiten_index.encoding.pooling import relative_error
 
@@ -160,4 +159,7 @@ def _replace(model: Any, dtype: torch.dtype, *, layers: bool) -> bool:
 
 def _has_gelu(module: Any) -> bool:
     activation = getattr(module, "intermediate_act_fn", None)
+    # It takes seconds to load, which a static model need not.
+    from transformers.activations import GELUActivation
+
     return isinstance(activation, GELUActivation) and activation.act is gelu
