@@ -328,3 +328,13 @@ def test_a_cluster_that_is_started_here_has_a_token_of_its_own(column, tmp_path)
     assert json.loads(ended.stdout)["counts"]["encoded"] > 0
     # One that is left there counts for every other cluster.
     assert not list(home.rglob("auth_token"))
+
+
+def test_no_cluster_at_an_address(column, tmp_path):
+    child = process(
+        "build", column, "--embedding-column", "e", "--out", tmp_path / "out",
+        "--runner", "ray", "--address", "127.0.0.1:1",
+    )  # fmt: skip
+    said = child.communicate()[1]
+    assert (child.returncode, "127.0.0.1:1" in said) == (11, True), said
+    assert not (tmp_path / "out" / "CURRENT").exists()

@@ -3,11 +3,12 @@
 import contextlib
 import csv
 import json
+import os
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -138,13 +139,13 @@ def reading_parquet(path: Path) -> Iterator[None]:
 
 
 def _read_parquet(path: Path, known: Collection[str]) -> LabelTable:
-    with reading_parquet(path):
-        schema, packed = pq.read_schema(path), path.stat().st_size
+    with reading_parquet(path), _reading_whole(path) as source:
+        schema, packed = pq.read_schema(source), os.fstat(source.fileno()).st_size
         wanted = [name for name in schema.names if name in known]
         # A file may hold a text once and name it in a billion rows: it stays one until it is sized.
         kinds = (pa.string(), pa.large_string(), pa.string_view())
         texts = [field.name for field in schema if field.type in kinds]
-        with pq.ParquetFile(path, page_checksum_verification=True, read_dictionary=texts) as file:
+        with pq.ParquetFile(source, page_checksum_verification=True, read_dictionary=texts) as file:
             check_footer(file.metadata)
             groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
             check_expanded(sum(group.total_byte_size for group in groups), packed)
@@ -227,7 +228,7 @@ def _read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
 def read_lines(path: Path, *, blank: bool = False) -> Iterator[tuple[int, str]]:
     """Yield number and text of every line, ``blank`` ones only if wanted."""
     try:
-        with reading(path), open_file(path) as file:
+        with reading(path), _reading_whole(path) as file:
             for number, line in enumerate(iterate_lines(file), start=1):
                 # Only a newline ends a line: texts may hold what Unicode also calls one.
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
@@ -237,3 +238,21 @@ def read_lines(path: Path, *, blank: bool = False) -> Iterator[tuple[int, str]]:
         raise CorpusError(f"{path}, line {number}, is not UTF-8; convert the file to it") from error
     except LimitError as error:
         raise CorpusError(f"{path} cannot be read: {error}; split it into lines") from error
+
+
+@contextlib.contextmanager
+def _reading_whole(path: Path) -> Iterator[BinaryIO]:
+    """Open a file; refuse what was read of it if something wrote to it meanwhile."""
+
+    def state(file: BinaryIO) -> tuple[int, int, int]:
+        found = os.fstat(file.fileno())
+        return found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+    with open_file(path) as file:
+        before = state(file)
+        yield file
+        if state(file) != before:
+            raise CorpusError(
+                f"{path} changed while it was read; run the same command again when nothing "
+                "writes to it"
+            )

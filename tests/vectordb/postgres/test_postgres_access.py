@@ -271,9 +271,7 @@ def test_asking_makes_nothing_and_needs_no_rights(address: str, role: str, run: 
     assert run(there) == before
 
 
-def test_a_table_of_another_role_is_no_interrupted_push(
-    address: str, role: str, run: Run
-) -> None:
+def test_a_table_of_another_role_is_no_interrupted_push(address: str, role: str, run: Run) -> None:
     """It may have triggers, which run with the rights of whoever adds rows."""
     rows = Rows.make()
     run("CREATE EXTENSION IF NOT EXISTS vector")
