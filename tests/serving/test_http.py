@@ -440,6 +440,16 @@ def test_requests_have_limits(guarded: Server) -> None:
         assert client.post("/v1/search", json={"texts": TEXT}).status_code == 200
 
 
+@pytest.mark.parametrize("end", [b"0\r\nX\r\n\r\n", b"zz\r\n"])
+def test_a_body_that_is_no_http_is_refused_in_a_line(guarded: Server, end: bytes) -> None:
+    asked = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    address = httpx.URL(guarded.url).netloc.split(b":")
+    with socket.create_connection(address, 60) as connection:
+        connection.sendall(asked + end)
+        assert b"400 Bad Request" in connection.makefile("rb").read()
+    assert "Traceback" not in guarded.log.read_text()
+
+
 @pytest.mark.parametrize("part", [b"a" * 1000, b"X: y\r\n" * 200])
 def test_a_header_without_end_is_refused(guarded: Server, part: bytes) -> None:
     with socket.create_connection(httpx.URL(guarded.url).netloc.split(b":"), 60) as connection:

@@ -1,12 +1,14 @@
 """Checks of every request (token, host, size, number, time), security headers and the log."""
 
 import asyncio
+import contextlib
 import hmac
 import logging
 import re
 import time
 from http import HTTPStatus
 
+import h11
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -54,7 +56,9 @@ class Guard:
                 headers = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
                     headers.setdefault(name, value)
-            await send(message)
+            # The rest of the request was no HTTP, and it is refused already.
+            with contextlib.suppress(h11.LocalProtocolError):
+                await send(message)
 
         self._under_way += 1
         self._metrics.under_way.set(self._under_way)
