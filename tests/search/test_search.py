@@ -1,5 +1,6 @@
 """Search against brute force, and run files against search."""
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from tests.helpers.builds import build_of
 from whiten_index import CorpusConfig, open_index
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.evaluation.trec_run import write_run
+from whiten_index.versions import bundle
 
 ROWS, DIM, K = 150, 8, 5
 
@@ -115,3 +117,28 @@ def test_files_of_another_index_do_not_pass(tmp_path: Path, index: Path) -> None
         shutil.copyfile(path_of(other, name), path_of(copy, name))
         with pytest.raises(ArtifactError, match="damaged"):
             open_index(copy)
+
+
+@pytest.mark.parametrize("how", ["renamed", "rewritten"])
+def test_an_index_that_is_replaced_between_its_check_and_its_reading(tmp_path, monkeypatch, how):
+    """FAISS opens the file by its name, after the check."""
+    rng, versions = np.random.default_rng(0), []
+    for name in ("one", "two"):
+        table = pa.table({"id": range(50), "e": list(rng.normal(size=(50, 8)).astype("f4"))})
+        out = build_of(table, tmp_path / name, whiten="pca", k=4)
+        versions.append(next((out / "versions").iterdir()) / "index.faiss")
+    mine, other = versions
+    read = bundle.read_index
+
+    def replaced(*given, **options):
+        before = mine.stat()
+        if how == "renamed":
+            other.rename(mine)
+        else:
+            mine.write_bytes(other.read_bytes())
+        os.utime(mine, ns=(before.st_atime_ns, before.st_mtime_ns))
+        return read(*given, **options)
+
+    monkeypatch.setattr(bundle, "read_index", replaced)
+    with pytest.raises(ArtifactError, match=r"index\.faiss.* is damaged"):
+        open_index(tmp_path / "one" / "o")

@@ -282,6 +282,16 @@ def resolved(path: Path | str) -> Path:
     return found
 
 
+def state_of(path: Path) -> tuple[int, ...]:
+    """Return what differs once a file was replaced or written to; nothing of one that is gone."""
+    try:
+        with reading(path):
+            found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
 def size_of(path: Path) -> int:
     """Return the bytes of a file or of a folder's files; 0 for a link or what does not exist."""
     try:

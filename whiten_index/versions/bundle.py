@@ -213,6 +213,7 @@ def open_files(version: Version, *, mapped: bool | None = None, device: str = "c
     """
     mapped = IVF_DATA in version if mapped is None else mapped
     bundle = _bundle(version.check(), mapped=mapped)
+    version.check_changed()
     index = bundle.index
     if index.ntotal != len(bundle.documents) or index.d != bundle.whitening.dim:
         raise _unfit(version, f"it has not the {len(bundle.documents)} rows of {DOCUMENTS}")

@@ -30,6 +30,7 @@ from whiten_index.artifacts.files import (
     reading,
     require_target,
     sha256_file,
+    state_of,
     writing,
 )
 from whiten_index.artifacts.lock import require_marks
@@ -102,7 +103,8 @@ class Version:
     verify: str | None = FULL
     sha256: str | None = None  # of the manifest as ``CURRENT`` has it; None if opened by its folder
     mirror: Storage = LOCAL  # from where a file is fetched that is not in the folder yet
-    _checked: set[str] = field(default_factory=set, repr=False)
+    # Files that were checked, and which file each was then.
+    _checked: dict[str, tuple[int, ...]] = field(default_factory=dict, repr=False)
 
     @property
     def name(self) -> str:
@@ -119,9 +121,17 @@ class Version:
             if not exists(self.folder / name):
                 self.mirror.fetch(self.folder, names=[name])
             remedy, content = mending(self.folder.parent.parent), self.verify == FULL
+            state = state_of(self.folder / name)
             check_files(self.folder, self.fields, content=content, names=[name], remedy=remedy)
-            self._checked.add(name)
+            self._checked[name] = state
         return self.folder / name
+
+    def check_changed(self) -> None:
+        """Check files again that were replaced or written to since: another library opened them."""
+        for name, state in list(self._checked.items()):
+            if state_of(self.folder / name) != state:
+                del self._checked[name]
+                self.file(name)
 
     def check(self, *, whole: bool = False) -> "Version":
         """Check every file; of a version in a bucket those that are here, or ``whole`` all."""
