@@ -70,6 +70,9 @@ class Writer(AliasWriter):
     def _alias_target(self) -> str | None:
         return self.there.aliases.get("docs")
 
+    def _aliases_of(self, collection: str) -> Sequence[str]:
+        return [each for each, target in self.there.aliases.items() if target == collection]
+
     def _metadata(self, collection: str) -> str | None:
         if collection not in self.there.metadata:
             raise DatabaseError(f"{collection} is not there")
