@@ -1,8 +1,7 @@
 # Each target sets up what it needs, on a fresh machine and alone.
 PYTHON ?= python3
 BIN := .venv/bin
-# What is imported is compiled then: all of torch and transformers takes a minute.
-INSTALL := -m pip --disable-pip-version-check install --quiet --no-compile
+INSTALL := -m pip --disable-pip-version-check install --quiet
 PIP := $(BIN)/python $(INSTALL) --constraint constraints.txt
 SETTINGS := pyproject.toml constraints.txt Makefile
 export HF_HUB_OFFLINE ?= 1
