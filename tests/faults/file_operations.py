@@ -1,4 +1,4 @@
-"""Every file operation of a process, one after the other: seen, counted, refused or not survived.
+"""Every file operation of a process, one after the other: seen, counted or refused.
 
 ``Tap`` stands between the product, which knows nothing of it, and the system: Python's files, the
 functions of ``os`` that change files, and ``flock``. What writes behind Python's back would escape
@@ -11,7 +11,6 @@ import builtins
 import fcntl
 import io
 import os
-import signal
 import tempfile
 import threading
 from collections.abc import Callable
@@ -263,17 +262,6 @@ def _opened(
     return io.TextIOWrapper(buffered, encoding, errors, newline, line_buffering=buffering == 1)
 
 
-def kill_at(nth: int) -> Before:
-    """Return what ends the process at an operation; of what it writes there, half arrives."""
-
-    def before(operation: Operation, number: int) -> None:
-        if number == nth:
-            _write_half(operation)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return before
-
-
 def refuse_all(code: int) -> Before:
     """Return what refuses every change, as a folder does that may not be written."""
 
@@ -281,13 +269,3 @@ def refuse_all(code: int) -> Before:
         raise OSError(code, os.strerror(code), operation.path)
 
     return before
-
-
-def _write_half(operation: Operation) -> None:
-    if operation.name == "write":
-        descriptor = _plain_open(operation.path, os.O_WRONLY)
-        _plain_pwrite(descriptor, operation.data[: len(operation.data) // 2], operation.offset)
-        os.close(descriptor)
-
-
-_plain_open, _plain_pwrite = os.open, os.pwrite

@@ -1,31 +1,25 @@
-"""Commands that are killed while they write leave nothing that the next run does not remove."""
+"""Writers of one target: one that was killed, and one that is beside another."""
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from whiten_index.artifacts.atomic import replace_folder
+from whiten_index.artifacts.atomic import replace_folder, replacing
 from whiten_index.errors import StorageError
 
 
-@pytest.mark.slow
-def test_a_killed_command_leaves_nothing_after_the_next_run_of_it(tmp_path: Path) -> None:
-    """And a writer that is stopped meanwhile keeps its temporary files and ends well."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.faults.killed_writers_child", str(tmp_path)],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == []
+def test_a_writer_leaves_the_temporary_file_of_one_that_lives(tmp_path: Path) -> None:
+    target = tmp_path / "file"
+    with replacing(target) as slow:
+        slow.write_bytes(b"slow")
+        with replacing(target) as fast:
+            fast.write_bytes(b"fast")
+        assert target.read_bytes() == b"fast"
+    assert target.read_bytes() == b"slow"
+    assert list(tmp_path.iterdir()) == [target]
 
 
 def test_a_folder_that_was_moved_aside_comes_back(tmp_path: Path) -> None:
