@@ -176,7 +176,7 @@ class Bucket:
     def _range(self, key: str, start: int, stop: int) -> bytes:
         asked, read = {"range": (start, stop)}, bytearray()
         with self._translated("read", key):
-            # A server may send more than was asked for.
+            # A server may send more than the range.
             for part in self._obstore.get(self._bulk, self._key(key), options=asked).stream():
                 if len(read) + len(part) > stop - start:
                     raise ValueError("the answer is longer than what was asked for")

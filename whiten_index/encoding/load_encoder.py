@@ -53,7 +53,7 @@ def resolve_encoder(
 ) -> tuple[Spec, ModelFolder | None]:
     """Find the model and settle every choice, without loading it; see ``local_model``.
 
-    A model behind an API is asked for its canary, and has no folder.
+    A model behind an API answers its canary, and has no folder.
     """
     if config.remote:
         spec: RemoteSpec = _home("endpoint").ask_spec(config)

@@ -106,7 +106,7 @@ class DatabaseSweep:
                 continue
             codes = self.engine.codes(k)
             if family == RAW:
-                # Exact search, to compare with, has a table of its own: no index, and all bits.
+                # Exact search has its own table, without an index and with all bits.
                 exact = Code(self.engine.no_index)
                 codes = {FP32: exact} | {n: code for n, code in codes.items() if code != exact}
             for name, code in codes.items():

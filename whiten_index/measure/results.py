@@ -241,7 +241,7 @@ def _price(sweep: Sweep) -> None:
     memory, disk = prices.get("memory_price"), prices.get("disk_price")
     for point in sweep.points if (memory, disk) != (None, None) else ():
         if (table := point.number("bytes.table")) is not None:
-            # What searches read is in memory: the index, or the table where there is none.
+            # What searches read is in memory: the index, or the table if it has no index.
             index = point.number("bytes.index") or 0.0
             each = (index or table) * (memory or 0.0) + (index + table) * (disk or 0.0)
             point.record["dollars"] = 1e6 / _GB * each
