@@ -245,6 +245,7 @@ def test_modules_of_other_packages_never_run(plain, tmp_path, monkeypatch):
         ({"text_config": {"attn_implementation": "acme/fast"}}, "attention code on the hub"),
         ({"model_type": "detr", "backbone": "acme/images"}, "('acme/images' as backbone), which"),
         ({"text_config": {"backbone": "acme/images"}}, "('acme/images' as backbone), which"),
+        ({"num_hidden_layers": 1001}, "says 1,001 layers"),
     ],
 )
 def test_a_configuration_is_looked_at_before_a_model_is_made(change, message, plain, tmp_path):

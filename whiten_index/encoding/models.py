@@ -56,6 +56,7 @@ MODEL2VEC = "model2vec"
 _LONGEST_STATIC = 1 << 20
 _STATIC_LENGTH = 512  # tokens that model2vec reads of a text, unless its config.json says
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
+_MOST_LAYERS = 1000  # each takes memory and time before it is compared with the weights
 _ELSEWHERE = re.compile(r"""--|['"][/.]""")  # another repository, or a path, in names of classes
 # These count positions from the padding index on, which is 1 unless they say so.
 _OFFSET_POSITIONS = (
@@ -215,6 +216,12 @@ def find_model(
         raise EncoderError(
             f"config.json of model {name} names a model of images on the hub ({shown(backbone)} as "
             "backbone), which would be fetched; name a model of texts"
+        )
+    layers = [each for each in _named(found.config, *_LAYERS) if isinstance(each, int)]
+    if max(layers, default=0) > _MOST_LAYERS:
+        raise EncoderError(
+            f"config.json of model {name} says {max(layers):,} layers, and no text encoder has over "
+            f"{_MOST_LAYERS:,}; restore the model folder"
         )
     found = replace(found, trust_remote_code=trust_remote_code, local_files_only=local_files_only)
     return _with_code(found, code_revision) if trust_remote_code else found
