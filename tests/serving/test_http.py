@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import re
 import signal
 import socket
 import threading
@@ -219,6 +220,27 @@ def test_what_cannot_be_answered_is_a_problem_in_words(
 def test_a_body_that_is_no_json_is_refused(client: httpx.Client, body: bytes) -> None:
     answer = client.post("/v1/search", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 422 or answer.status_code == 400, answer.text
+
+
+@pytest.mark.parametrize(
+    "body", [{str(i): 1 for i in range(300_000)}, {"texts": [1] * 10**6}], ids=["fields", "values"]
+)
+def test_of_a_million_wrong_values_one_is_told(
+    server: Server, client: httpx.Client, body: dict[str, Any]
+) -> None:
+    """Errors of all of them would take a gigabyte and half a minute."""
+    process = Path(f"/proc/{server.process.pid}")
+    (process / "clear_refs").write_text("5")  # the peak of memory is counted from here
+
+    def peak() -> int:
+        (found,) = re.findall(r"VmHWM:\s+(\d+) kB", (process / "status").read_text())
+        return int(found) >> 10
+
+    before = peak()
+    answer = client.post("/v1/search", json=body)
+    assert answer.status_code == 422
+    assert len(answer.content) < 1000
+    assert peak() - before < 150
 
 
 def test_what_is_known_of_an_index_is_told(client: httpx.Client, index: Path) -> None:

@@ -5,7 +5,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
-Embedding = Annotated[list[Number], Field(min_length=1)]
+# Of millions of wrong values one is enough to refuse a body.
+_SOME = Field(min_length=1, fail_fast=True)
+Embedding = Annotated[list[Number], _SOME]
+Texts = Annotated[list[str], _SOME]
 # JSON has integers of any size; ids are of 64 bits.
 DocumentId = str | Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 TopK = Annotated[int, Field(ge=1, description="Hits of a query.")]
@@ -17,6 +20,14 @@ IndexName = Annotated[
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _few_keys(cls, body: Any) -> Any:
+        if isinstance(body, dict) and len(body) > len(cls.model_fields):
+            known = ", ".join(cls.model_fields)
+            raise ValueError(f"the body has {len(body):,} fields; use those of {known}")
+        return body
+
 
 class SearchBody(_Body):
     """A search by texts, by embeddings or by a document's id; give one of them."""
@@ -27,12 +38,8 @@ class SearchBody(_Body):
         }
     )
     index: IndexName = None
-    texts: str | Annotated[list[str], Field(min_length=1)] | None = None
-    embeddings: (
-        Annotated[list[Embedding], Field(min_length=1)]
-        | Annotated[list[str], Field(min_length=1)]
-        | None
-    ) = Field(
+    texts: str | Texts | None = None
+    embeddings: Annotated[list[Embedding], _SOME] | Texts | None = Field(
         default=None,
         description="Raw embeddings of queries, as wide as the encoder's: numbers, or base64 of "
         "32-bit floats, low byte first.",
@@ -55,7 +62,7 @@ class SearchBody(_Body):
         description="Candidates ranked again by the store; 0 for none.",
     )
     columns: list[str] | None = Field(
-        default=None, description="Kept columns to return; all by default."
+        default=None, fail_fast=True, description="Kept columns to return; all by default."
     )
 
     @model_validator(mode="after")
@@ -72,7 +79,7 @@ class EmbeddingsBody(BaseModel):
         json_schema_extra={"examples": [{"model": "docs", "input": "how do I catch an error"}]}
     )
     model: str = Field(description="Name of an index.")
-    input: str | Annotated[list[str], Field(min_length=1)]
+    input: str | Texts
     dimensions: int | None = Field(
         default=None, ge=1, description="Keep the first dimensions only."
     )
