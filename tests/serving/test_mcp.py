@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -44,3 +47,29 @@ def test_a_client_finds_documents(server: Server, index: Path, transport: str) -
     assert facts.structured_content["k"] == K
     assert wrong.is_error
     assert "no index is served as 'x'" in wrong.content[0].text
+
+
+@pytest.mark.parametrize(
+    ("end", "status"), [("SIGTERM", 0), ("SIGINT", 0), ("its reader has gone", 141)]
+)
+def test_an_input_that_stays_open_keeps_no_server(index: Path, end: str, status: int) -> None:
+    def asked(method: str, **parameters: Any) -> bytes:
+        request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": parameters}
+        return json.dumps(request).encode() + b"\n"
+
+    client = {"clientInfo": {"name": "a test", "version": "1"}, "capabilities": {}}
+    with subprocess.Popen(
+        [*COMMAND, f"docs={index}", "--stdio"],
+        bufsize=0,
+        **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE),
+    ) as process:
+        process.stdin.write(asked("initialize", protocolVersion="2025-03-26", **client))
+        assert b"whiten-index" in process.stdout.readline()
+        if end.startswith("SIG"):
+            process.send_signal(getattr(signal, end))
+        else:
+            process.stdout.close()
+            process.stdin.write(asked("tools/list"))
+            process.stdin.close()
+        assert process.wait(60) == status
+        assert process.stderr.read() == b""

@@ -4,6 +4,7 @@ import logging
 import math
 import shlex
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +26,7 @@ from whiten_index.cli.schema_options import (
     verify_option,
 )
 from whiten_index.cli.signals import raise_if_interrupted
+from whiten_index.cli.streams import PIPE_CLOSED
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import ConfigError, GateError, require_installed
@@ -388,7 +390,10 @@ def serve(indexes: tuple[str, ...], stdio: bool, **options: Any) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     logging.getLogger("whiten_index.serving").setLevel(quiet)
     if stdio:
-        server.serve_stdio(places, chosen)
+        try:
+            server.serve_stdio(places, chosen)
+        except BrokenPipeError:
+            sys.exit(PIPE_CLOSED)
         return
 
     def ready(address: str) -> None:

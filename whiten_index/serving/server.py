@@ -3,6 +3,8 @@
 import contextlib
 import logging
 import math
+import os
+import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
@@ -282,14 +284,34 @@ class _Seldom(logging.Filter):
 
 
 def serve_stdio(places: Mapping[str, Path | str], options: ServeOptions | None = None) -> None:
-    """Serve indexes by MCP over standard input and output, until the input ends."""
+    """Serve indexes by MCP over standard input and output, until the input ends.
+
+    SIGTERM and Ctrl-C end the process with status 0.
+
+    Raises:
+        BrokenPipeError: the reader of the output has gone.
+    """
     service = Service(places, options or ServeOptions())
 
     async def run() -> None:
-        async with service.running():
+        async with service.running(), anyio.create_task_group() as group:
+            group.start_soon(_end_on_signals)
             await mcp_server(service).run_stdio_async()
+            group.cancel_scope.cancel()
 
-    anyio.run(run)
+    try:
+        anyio.run(run)
+    except BaseExceptionGroup as failed:
+        if failed.subgroup(BrokenPipeError) is None:
+            raise
+        raise BrokenPipeError from failed
+
+
+async def _end_on_signals() -> None:
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for _ in signals:
+            # Nothing wakes the thread that waits for a line of the input.
+            os._exit(0)
 
 
 def named(arguments: tuple[str, ...]) -> dict[str, str]:
