@@ -166,6 +166,23 @@ def test_stores_of_others_are_left_alone(built: Path, folder: Path) -> None:
     push_index(PushConfig(index=str(folder / "other"), to=str(folder / "p.parquet")))
 
 
+def test_the_store_of_a_bridged_version_stays_while_a_copy_has_it_published(
+    built: Path, folder: Path
+) -> None:
+    migrate(built, folder, rows=500, bridge=True)
+    copy = shutil.copytree(folder / "index", folder / "copy")
+    gc_store(folder / "store", indexes=[copy])
+    stores = set(folder.glob("store.bridged-*"))
+    for _ in range(2):
+        assert migrate(built, folder).finished
+    assert set(folder.glob("store.bridged-*")) == stores
+    open_index(copy, rerank=10).search("the cat", top_k=1)
+    assert migrate(built, folder, index=str(copy)).finished
+    for _ in range(2):
+        migrate(built, folder)
+    assert not list(folder.glob("store.bridged-*"))
+
+
 def test_the_name_of_a_store_is_no_pattern(built: Path, folder: Path) -> None:
     store, alike = folder / "st[ao]re*", folder / "stare*"
     for place in (store, alike):

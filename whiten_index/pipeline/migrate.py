@@ -52,6 +52,7 @@ from whiten_index.store.embedding_store import (
     EmbeddingStore,
     bridged_places,
     model_place,
+    open_stores,
     remove_bridged,
 )
 from whiten_index.store.notes import owner_of
@@ -59,7 +60,7 @@ from whiten_index.store.sampling import CorpusEmbeddings, ids_of
 from whiten_index.store.segments import digests_name
 from whiten_index.versions.migration import BRIDGE, encoded_rows, filled_for, known_rows
 from whiten_index.versions.published import read_published, tidy
-from whiten_index.versions.references import open_store
+from whiten_index.versions.references import indexes_of, open_store
 from whiten_index.versions.retention import before_bridged, rollback
 from whiten_index.whitening.bridge import Bridge, CrossMoments
 from whiten_index.whitening.selection import reciprocal_ranks
@@ -331,7 +332,10 @@ def _remove_bridged(base: BaseVersion, new: EmbeddingStore, *, but: Iterable[str
     """Remove the stores of earlier bridged versions of an index, which can be made again."""
     own, kept = Path(_bridged(base, new, "")).name, {Path(each).name for each in but}
     # A failure does no harm: gc removes the rest, or says why it cannot.
-    with contextlib.suppress(StorageError):
+    with contextlib.suppress(ArtifactError, StorageError):
+        # A copy of the index may have published a version by the store of the same name.
+        for index in indexes_of(new.place, open_stores(new.place)):
+            kept.add(Path(read_published(index).fields["store"]).name)
         for place in bridged_places(new.place):
             name = Path(place).name
             if name.startswith(own) and name not in kept:
