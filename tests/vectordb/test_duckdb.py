@@ -297,6 +297,30 @@ def test_a_comment_of_the_user(address: str, file: Path) -> None:
         writer.published()
 
 
+@pytest.mark.parametrize(
+    ("order", "added"),
+    [
+        ("CREATE INDEX mine ON db.main.docs (n)", "index mine"),
+        ("ALTER TABLE db.main.docs ADD COLUMN mine INT", "column mine"),
+    ],
+)
+def test_what_users_added_is_not_lost(address: str, file: Path, order: str, added: str) -> None:
+    rows = Rows.make(300, n=pa.array(range(300)))
+    with open_writer(address, "docs") as writer:
+        fill(writer, rows)
+    with connect(file, make=True) as mine:
+        if added.startswith("column"):
+            mine.execute("DROP INDEX db.main.docs_vector_idx")  # DuckDB alters no indexed table
+        mine.execute(order)
+    told = f"what its users added, .* would lack: {added}; drop that"
+    with open_writer(address, "docs") as writer:
+        with pytest.raises(DatabaseError, match=told):
+            fill(writer, rows)
+        with pytest.raises(DatabaseError, match=told), writer.changing(rows.pushed, rows.layout):
+            pass
+        assert writer.count() == 300
+
+
 def test_macros_of_a_file_are_not_called(address: str, file: Path) -> None:
     """They may have the names of functions, read other files and have no end."""
     rows = Rows.make()

@@ -8,6 +8,7 @@ import lancedb
 import numpy as np
 import pyarrow as pa
 import pytest
+from lancedb.index import BTree
 
 from tests.vectordb.pushed_rows import (
     Rows,
@@ -99,6 +100,24 @@ def test_the_table_is_a_plain_one(address: str, folder: Path) -> None:
         assert table.schema.types == [pa.string(), pa.list_(kind, 12), pa.int64(), pa.date32()]
         found = table.search(rows.vectors[5]).limit(1).to_list()
         assert (found[0]["id"], found[0]["n"]) == ("5", 5)
+
+
+@pytest.mark.parametrize("added", ["column mine", "index n_idx"])
+def test_what_users_added_is_not_lost(address: str, folder: Path, added: str) -> None:
+    rows = Rows.make(n=pa.array(range(300)))
+    with open_writer(address, "docs") as writer:
+        fill(writer, rows)
+        table = lancedb.connect(folder).open_table("docs")
+        if added.startswith("column"):
+            table.add_columns({"mine": "n + 1"})
+        else:
+            table.create_index("n", config=BTree())
+        with pytest.raises(DatabaseError, match=f"users added, .* would lack: {added}; drop"):
+            fill(writer, rows)
+        with writer.changing(rows.pushed, rows.layout) as changing:
+            changing.delete([5])
+    table.checkout_latest()
+    assert table.count_rows() == 299
 
 
 def test_an_open_table_stays_as_it_was(address: str, folder: Path) -> None:

@@ -314,6 +314,28 @@ def test_a_column_of_others_that_has_any_length_is_not_read(address: str, file: 
         writer.published()
 
 
+@pytest.mark.parametrize(
+    ("order", "added"),
+    [
+        ("CREATE INDEX mine ON {}_rows (n)", "index mine"),
+        ("ALTER TABLE {}_rows ADD COLUMN mine", "column mine"),
+        ("CREATE TRIGGER mine INSTEAD OF DELETE ON docs BEGIN SELECT 1; END", "trigger mine"),
+    ],
+)
+def test_what_users_added_is_not_lost(address: str, file: Path, order: str, added: str) -> None:
+    with open_writer(address, "docs") as writer:
+        fill(writer, kept())
+        name = told_of(writer.published()).name
+    with closing(apsw.Connection(str(file))) as mine:
+        mine.execute(order.format(name))
+    told = f"what its users added, .* would lack: {added}; drop that"
+    with open_writer(address, "docs") as writer:
+        with pytest.raises(DatabaseError, match=told):
+            fill(writer, kept(seed=2))
+        assert told_of(writer.published()).name == name
+        assert writer.count() == 300
+
+
 def test_triggers_of_others_do_not_run(address: str, file: Path) -> None:
     with open_writer(address, "docs") as writer:
         fill(writer, kept())

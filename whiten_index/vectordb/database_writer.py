@@ -103,6 +103,7 @@ class DatabaseWriter(ABC):
         """Create an empty pending table, replacing any other."""
         made = replace(pushed, done=0, changing="", lease=secrets.token_hex(8))
         with self._reporting("a new table could not be made"):
+            self._require_replaceable()
             self._held = self._create(made, layout), layout
 
     def resume(self, layout: Layout) -> None:
@@ -113,6 +114,7 @@ class DatabaseWriter(ABC):
         ``resume`` are refused while another push runs.
         """
         with self._reporting("the pending table could not be resumed"):
+            self._require_replaceable()
             found = self._require(pending=True)
             self._held = self._take_over(found), layout
 
@@ -141,6 +143,7 @@ class DatabaseWriter(ABC):
         held, _ = self._require_held()
         with self._reporting("the new table could not be swapped in"):
             self._require_lease(held)
+            self._require_replaceable()
             self._publish(held)
         self._held = self._seen = None
 
@@ -289,6 +292,10 @@ class DatabaseWriter(ABC):
     def _publish(self, held: Stored) -> None:
         """Give the name to the pending table in one step; drop the table before."""
 
+    def _added(self, published: Stored) -> list[str]:  # noqa: ARG002
+        """Return what users added to a table, such as ``column note``, if the engine can tell."""
+        return []
+
     @abstractmethod
     def _discard(self, held: Stored | None) -> None:
         """Drop the pending table, and other remains of interrupted pushes."""
@@ -380,6 +387,16 @@ class DatabaseWriter(ABC):
             raise self._not_begun()
         if found is None:
             raise DatabaseError(f"{self.target} is not there; push all rows to it first")
+        return found
+
+    def _require_replaceable(self) -> Stored | None:
+        """Return the published table; refuse one with what users added and a new one lacks."""
+        found = self._find(pending=False)
+        if added := [] if found is None else self._added(found):
+            raise DatabaseError(
+                f"{self.target} has what its users added, or what depends on it, and a new table "
+                f"would lack: {', '.join(added)[:400]}; drop that, push, and create it again"
+            )
         return found
 
     def _require_unchanged(self) -> Stored:

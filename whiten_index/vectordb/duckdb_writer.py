@@ -46,6 +46,13 @@ _FOUND = (
     "AND lower(table_name) = $1 UNION ALL SELECT '', '' FROM duckdb_views() "
     "WHERE database_name = 'db' AND schema_name = 'main' AND lower(view_name) = $1"
 )
+# What users added to a table of some columns with an index.
+_ADDED = (
+    "SELECT 'column ' || column_name FROM duckdb_columns() WHERE database_name = 'db' AND "
+    "schema_name = 'main' AND table_name = $1 AND NOT list_contains($2, column_name) UNION ALL "
+    "SELECT 'index ' || index_name FROM duckdb_indexes() WHERE database_name = 'db' AND "
+    "schema_name = 'main' AND table_name = $1 AND index_name <> $1 || '_vector_idx'"
+)
 # What may compute something, in the definition of a table without its texts and quoted names.
 _COMPUTED = re.compile(r"generated always|\b(check|default)\(", re.IGNORECASE)
 _QUOTED = re.compile("\"(\"\"|[^\"])*\"|'(''|[^'])*'")
@@ -151,8 +158,15 @@ class DuckWriter(FileWriter):
         self._run(f"DROP TABLE {_table(published.name)}")
         self.checkpoint()
 
+    def _added(self, published: Stored) -> list[str]:
+        found = self._run(_ADDED, published.name, list(published.table.columns)).fetchall()
+        return [name for (name,) in found]
+
     def _begin_changes(self) -> None:
         super()._begin_changes()
+        if self._options.index == "hnsw":
+            # They end with a new table.
+            self._require_replaceable()
         self._run(f"DROP INDEX IF EXISTS db.main.{self._name}_vector_idx")
 
     def _end_changes(self, changed: Stored) -> None:

@@ -173,6 +173,12 @@ class LanceWriter(DatabaseWriter):
         self._complete_swap(made)
         self._drop_pending(made.lease)
 
+    def _added(self, published: Stored) -> list[str]:
+        table, own = published.handle, published.table.columns
+        columns = [f"column {name}" for name in table.schema.names if name not in own]
+        indexes = [each.name for each in table.list_indices() if VECTOR not in each.columns]
+        return columns + [f"index {name}" for name in indexes]
+
     def _discard(self, held: Stored | None) -> None:
         """Drop the pending table, if it is ours still; complete a swap that was cut off."""
         pending, published = self._open(self._pending_name), self._open(self._name)

@@ -141,7 +141,6 @@ class PostgresWriter(DatabaseWriter):
         self._indexed(layout)
         columns = self._format(layout).definition()
         self._lock()
-        self._require_replaceable()
         name = f"{self._name}__{secrets.token_hex(4)}"
         stored = Stored(replace(made, name=name), pending=True)
         with self._connection.transaction():
@@ -160,27 +159,12 @@ class PostgresWriter(DatabaseWriter):
         else:
             self._execute("COMMENT ON CONSTRAINT {} ON {} IS {}", stored.handle, place, text)
 
-    def _take_over(self, found: Stored) -> Stored:
-        if found.pending:
-            # Users may have added something since it was begun.
-            self._require_replaceable()
-        return super()._take_over(found)
-
-    def _require_replaceable(self) -> Stored | None:
-        """Return the published table; refuse to replace it, before any row is sent."""
-        old = self._look(pending=False)
-        if old is None:
-            return None
-        # This, too, is for its owner alone.
-        self._describe(old)
-        columns, index = list(old.table.columns), f"{self._name}_vector_idx"
-        given = {"old": self._text(old.name), "columns": columns, "index": index}
-        if added := [name for (name,) in self._connection.execute(ADDITIONS, given).fetchall()]:
-            raise DatabaseError(
-                f"{self.target} has what its users added, or what depends on it, and a new table "
-                f"would lack: {', '.join(added)[:400]}; drop that, push, and create it again"
-            )
-        return old
+    def _added(self, published: Stored) -> list[str]:
+        # A push replaces it at the end, which is for its owner alone, as this is.
+        self._describe(published)
+        columns, index = list(published.table.columns), f"{self._name}_vector_idx"
+        given = {"old": self._text(published.name), "columns": columns, "index": index}
+        return [name for (name,) in self._connection.execute(ADDITIONS, given).fetchall()]
 
     def _add(self, held: Stored, rows: pa.RecordBatch, layout: Layout) -> None:
         with self._connection.transaction():

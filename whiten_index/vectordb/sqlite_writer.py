@@ -47,6 +47,11 @@ _CACHE_KILOBYTES = 65_536
 _CHUNK_ROWS = 1024
 # The end of a view.
 _JOINED = "FROM {0}_vector AS v JOIN {0}_rows AS r ON r.rowid = v.rowid"
+# Indexes and triggers but one, of a table and of views.
+_MADE_ON = (
+    "SELECT type, name FROM sqlite_schema WHERE type IN ('index', 'trigger') AND name <> ? AND "
+    "lower(tbl_name) IN (?, ?, ?, ?)"
+)
 # Bytes of the tables behind a view: 0 of rows, keys and vectors, 1 of codes.
 _SIZES = (
     "SELECT tbl_name LIKE '%\\_chunks01' ESCAPE '\\', sum(pgsize) FROM dbstat "
@@ -176,6 +181,14 @@ class SqliteWriter(FileWriter):
                 self._run(f"CREATE VIEW {view} AS SELECT * FROM {held.name}{end}")
             self._forget(held)
             self._describe(replace(held, pending=False))
+
+    def _added(self, published: Stored) -> list[str]:
+        name, own = published.name, {"rowid", *published.table.columns}
+        columns = self._run("SELECT name FROM pragma_table_info(?)", f"{name}_rows")
+        added = [f"column {each}" for (each,) in columns if each not in own]
+        views = (name, self._name, f"{self._name}_rows")
+        found = self._run(_MADE_ON, f"{name}_key", f"{name}_rows", *views)
+        return added + [f"{kind} {each}" for kind, each in found]
 
     def _drop(self, stored: Stored | None) -> None:
         """Drop a table: its description, its views, and what is behind them."""
