@@ -143,3 +143,28 @@ def test_copies_within_a_program_keep_consent(place):
         assert copied(retriever).invoke(QUERY) == retriever.invoke(QUERY)
         assert copied(embedding).get_query_embedding(QUERY)
     place.ran()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "langchain.WhitenedEmbeddings", "langchain.WhitenedRetriever",
+        "llama_index.WhitenedEmbedding", "llama_index.WhitenedIndexRetriever",
+        "haystack.WhitenedTextEmbedder", "haystack.WhitenedDocumentEmbedder",
+        "haystack.WhitenedIndexRetriever",
+    ],
+)  # fmt: skip
+def test_a_secret_in_the_name_of_a_model_is_refused_before_it_is_held(name, place):
+    """Pickles and written pipelines would have it."""
+    module, _, kind = name.partition(".")
+    made = getattr(importlib.import_module(f"whiten_index.integrations.{module}"), kind)
+    given = {"model": "https://me:hunter2@huggingface.co/acme/model"}
+    where = {"index" if "Retriever" in kind else "source": str(place.index)}
+    with pytest.raises(ConfigError, match="has a password") as caught:
+        made(**where, **({"options": given} if "Retriever" in kind else given))
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_transform_holds_no_secret(place):
+    with pytest.raises(ConfigError, match=r"model .* has a password"):
+        QueryTransform.of(place.index, model="https://me:hunter2@huggingface.co/acme/model")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import json
+import os
 import re
 import signal
 import socket
@@ -25,6 +27,7 @@ from tests.serving.conftest import ROWS, K, Serve, Server, build, corpus
 from whiten_index import QueryTransform, open_index
 from whiten_index.cli import cli
 from whiten_index.errors import ArtifactError, ConfigError
+from whiten_index.search.search_index import Opened
 from whiten_index.serving.serve_options import ServeOptions
 from whiten_index.serving.server import application, named
 from whiten_index.serving.service import Service
@@ -566,3 +569,19 @@ def test_clients_that_leave_before_all_answers_leave_nothing_in_the_log(server: 
             client.sendall(asked.encode() * 50)
     assert server.until(lambda client: client.get("/readyz").status_code == 200)
     assert "Traceback" not in server.log.read_text()
+
+
+def test_a_request_that_may_open_no_file_is_refused_without_a_traceback(
+    index: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Libraries import modules on first use."""
+
+    def refused(*_: Any) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with asking(index) as client:
+        monkeypatch.setattr(Opened, "filter", refused)
+        answer = client.post("/v1/search", json={"texts": TEXT})
+    assert answer.status_code == 503
+    assert "too many files" in answer.json()["detail"]
+    assert "Traceback" not in caplog.text

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from whiten_index.errors import ConfigError
 from whiten_index.integrations.lazy import IndexRetriever, importing, noted, open_transform
-from whiten_index.paths import absolute, require_path
+from whiten_index.paths import absolute, require_no_secret, require_path
 from whiten_index.search.query_transform import QueryTransform
 
 with importing("haystack-ai", of="Haystack", extra="haystack"):
@@ -37,6 +37,7 @@ class _Embedder(_Written):
     ) -> None:
         """Take the settings, which are those of ``open_transform``; ``warm_up`` reads files."""
         require_path(str(source), what="the index or query transform")
+        require_no_secret(options, what="the encoder")
         self._settings = {"source": str(source), **options}
         # Not written down: a file gives no permission.
         self._options = {**options, "trust_remote_code": trust_remote_code}

@@ -17,7 +17,7 @@ from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderOpening, Spec, recorded_config, recorded_spec
 from whiten_index.encoding.window_encoder import WindowEncoder
 from whiten_index.errors import ArtifactError, ConfigError, EncoderError
-from whiten_index.paths import require_text, shown
+from whiten_index.paths import require_no_secret, require_text, shown
 from whiten_index.progress import Stages
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.whitening.transform import Whitening
@@ -37,6 +37,7 @@ class QueryEncoder:
 
         ``instead`` is what the caller can do without an encoder, for the message.
         """
+        require_no_secret(opening, what="the encoder")
         self._recorded, self._instead, self._opening = recorded, instead, opening
         self._encoder: WindowEncoder | None = None
         self._loading = threading.Lock()

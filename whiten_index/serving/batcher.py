@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.files import unforeseen
 from whiten_index.corpus.row_filter import RowFilter
 from whiten_index.errors import WhitenIndexError, first_line
 from whiten_index.search.search_index import Opened
@@ -108,7 +109,8 @@ class Batcher:
                     self._answer(some)
                 except BaseException as error:
                     # Also a panic of the tokenizer: the next batch must find this thread alive.
-                    _LOG.exception("a batch failed")
+                    if unforeseen(error, step="a batch") is None:
+                        _LOG.exception("a batch failed")
                     _deliver([(future, error) for _, future in some])
 
     def _next(self, expected: int) -> list[_Pair]:

@@ -26,6 +26,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import whiten_index
+from whiten_index.artifacts.files import unforeseen
 from whiten_index.errors import ConfigError, StorageError, WhitenIndexError
 from whiten_index.serving import problems
 from whiten_index.serving.bodies import (
@@ -120,11 +121,16 @@ class _Request(Request):
 
 class _Route(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return a handler that reads bodies by pydantic's parser."""
+        """Return a handler with pydantic's parser, which explains errors of the system."""
         handle = super().get_route_handler()
 
         async def answer(request: Request) -> Response:
-            return await handle(_Request(request.scope, request.receive))
+            try:
+                return await handle(_Request(request.scope, request.receive))
+            except Exception as error:
+                if (failed := unforeseen(error, step="the request")) is None:
+                    raise
+                raise failed from error
 
         return answer
 
