@@ -20,7 +20,8 @@ def assert_close(found, expected):
     np.testing.assert_allclose(found, expected, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+# The graphs of roberta and xlm-roberta are BERT's.
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"roberta", "xlm-roberta"}))
 def test_openvino_gives_what_torch_gives(family, tmp_path):
     folder, some = FAMILIES[family](tmp_path / family), [*texts(), *ODD]
     ours = load(folder, backend="openvino")

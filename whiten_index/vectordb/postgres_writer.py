@@ -140,7 +140,6 @@ class PostgresWriter(DatabaseWriter):
         # Before any row is sent.
         self._indexed(layout)
         columns = self._format(layout).definition()
-        self._lock()
         name = f"{self._name}__{secrets.token_hex(4)}"
         stored = Stored(replace(made, name=name), pending=True)
         with self._connection.transaction():
@@ -158,6 +157,10 @@ class PostgresWriter(DatabaseWriter):
             self._execute("COMMENT ON COLUMN {}.{} IS {}", place, VECTOR, text)
         else:
             self._execute("COMMENT ON CONSTRAINT {} ON {} IS {}", stored.handle, place, text)
+
+    def _require_replaceable(self) -> Stored | None:
+        self._lock()
+        return super()._require_replaceable()
 
     def _added(self, published: Stored) -> list[str]:
         # A push replaces it at the end, which is for its owner alone, as this is.
