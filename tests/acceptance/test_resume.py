@@ -84,14 +84,18 @@ def counts(ended: Ended) -> dict[str, int]:
     return found
 
 
-def test_an_interrupted_and_killed_build_goes_on_and_gives_the_undisturbed_index(
+def test_an_interrupted_encoding_and_a_killed_build_give_the_undisturbed_index(
     options: tuple[object, ...], undisturbed: Path, tmp_path: Path
 ) -> None:
     index = tmp_path / "index"
+    encoding = ("encode", *options, "--store", index / "store")
     arguments = ("build", *options, "--whiten", "whitening", "--k", 16, "--out", index)
     kept = 0
-    for number, status in ((signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)):
-        process, before = start(*arguments), kept
+    for command, number, status in (
+        (encoding, signal.SIGINT, 130),
+        (arguments, signal.SIGKILL, -signal.SIGKILL),
+    ):
+        process, before = start(*command), kept
         end = functools.partial(process.send_signal, number)
         kept = stop_in_the_middle(process, index / "store", end, least=before + 2)
         assert process.returncode == status
@@ -138,23 +142,6 @@ def test_an_interrupt_within_a_shard_keeps_what_was_encoded(
     ]
     assert segments[0] == segments[1]
     assert not list(stopped.glob("*/unfinished/*"))
-
-
-def test_a_killed_encoding_goes_on_and_builds_the_undisturbed_index(
-    options: tuple[object, ...], undisturbed: Path, tmp_path: Path
-) -> None:
-    store, index = tmp_path / "store", tmp_path / "index"
-    process = start("encode", *options, "--store", store)
-    kept = stop_in_the_middle(process, store, process.kill)
-    assert 2 <= kept < SHARDS
-    counted = counts(run("encode", *options, "--store", store, "--json"))
-    assert counted["reused"] >= kept * SHARD
-    # The build finds every text in the store.
-    building = ("--whiten", "whitening", "--k", 16, "--out", index)
-    counted = counts(run("build", *options, "--store", store, *building, "--json"))
-    assert (counted["encoded"], counted["reused"]) == (0, ROWS)
-    mine, theirs = version_folder(index), version_folder(undisturbed)
-    assert (mine / "index.faiss").read_bytes() == (theirs / "index.faiss").read_bytes()
 
 
 def test_what_was_published_stays_searchable_after_a_kill(
