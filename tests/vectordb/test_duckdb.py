@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import duckdb_extension_vss
@@ -36,6 +37,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "databases.md"
 CHILD = """
 import sys, time
 from pathlib import Path
+from typing import Any
 from tests.vectordb.pushed_rows import changed_by_child
 from whiten_index.vectordb.duckdb_writer import DuckWriter
 from whiten_index.vectordb.registry import open_writer
@@ -103,6 +105,24 @@ def test_killed_after_changes_that_are_in_the_log(address: str, tmp_path: Path, 
         assert_clean(writer, rows)
         assert_holds(writer, rows)
         assert_finds(writer, rows, exact=False, least=0.95, queries=200)
+
+
+def test_a_new_file_is_put_in_its_place_whole(
+    address: str, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DuckDB cannot open one that a process was killed while it made it."""
+    seen, real = [], duckdb.connect
+
+    def connecting(place: Any, *given: Any, **options: Any) -> Any:
+        seen.append((Path(place).parent.parent, file.exists()))
+        return real(place, *given, **options)
+
+    monkeypatch.setattr(duckdb, "connect", connecting)
+    with open_writer(address, "docs") as writer:
+        fill(writer, Rows.make(300))
+    assert seen[0] == (file.parent, False)
+    assert all(there for _, there in seen[1:])
+    assert [each.name for each in file.parent.iterdir()] == [file.name]
 
 
 @pytest.mark.parametrize("index", ["hnsw", "none"])

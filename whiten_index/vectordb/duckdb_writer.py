@@ -27,6 +27,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.atomic import replacing
 from whiten_index.artifacts.files import is_file
 from whiten_index.corpus.arrow_types import replaced_leaves
 from whiten_index.corpus.batches import ID
@@ -240,6 +241,10 @@ def connect(file: Path, *, make: bool) -> Any:
             f"the extension vss of DuckDB {duckdb.__version__} is not installed; run pip install "
             "'whiten-index[duckdb]', which brings both in releases that fit"
         )
+    if make and not is_file(file):
+        # Killed while it makes a file, DuckDB leaves one that it cannot open.
+        with replacing(file.resolve()) as new:
+            duckdb.connect(new).close()
     # Connections of one process share the file by this name, and an index in memory.
     database = duckdb.connect(f":memory:{file}")
     # Before the file is opened, whose log may have changes of an index.

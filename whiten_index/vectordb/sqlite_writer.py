@@ -69,7 +69,8 @@ class SqliteWriter(FileWriter):
     def __init__(
         self, address: str, name: str, options: SqliteOptions, *, make: bool = True
     ) -> None:
-        self._options, self._restores = options, False
+        # Whether the descriptions, and a note among them, are those of pushes.
+        self._options, self._describes = options, False
         self.engine = f"SQLite {apsw.sqlite_lib_version()}, sqlite-vec {sqlite_vec.__version__}"
         super().__init__(address, name, options, make=make)
 
@@ -85,13 +86,12 @@ class SqliteWriter(FileWriter):
                 self._run(f"DELETE {_DESCRIBED}", *_NOTE)
                 self._run(f"INSERT INTO {_DESCRIPTIONS} VALUES (?, ?, NULL)", *_NOTE)
             self._run("PRAGMA journal_mode = WAL")
-        self._restores = True
 
     def close(self) -> None:
         """Close the file."""
         with suppress(apsw.Error):
             self._database.set_busy_timeout(0)
-            if self._restores and self._run(f"SELECT count(*) {_DESCRIBED}", *_NOTE).get:
+            if self._describes and self._run(f"SELECT count(*) {_DESCRIBED}", *_NOTE).get:
                 # Refused while others read.
                 self._run("PRAGMA journal_mode = DELETE")
                 self._run(f"DELETE {_DESCRIBED}", *_NOTE)
@@ -104,7 +104,8 @@ class SqliteWriter(FileWriter):
         pushed = None
         if there.get(_DESCRIPTIONS, _DESCRIPTIONS_MADE) != _DESCRIPTIONS_MADE:
             raise self._not_pushed(f"a table or view {_DESCRIPTIONS}")
-        if _DESCRIPTIONS in there:
+        self._describes = _DESCRIPTIONS in there
+        if self._describes:
             order = f"SELECT description {_DESCRIBED}"
             pushed = PushedTable.read(self._run(order, self._name, pending).get)
         if pushed is None or not re.fullmatch(f"{self._name}__[0-9a-f]{{8}}", pushed.name):
