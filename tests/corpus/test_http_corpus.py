@@ -48,6 +48,8 @@ class _Answers(BaseHTTPRequestHandler):
             time.sleep(3)
         elif how == "short":
             self._answer(206, self.data[:9], length=1000)
+        elif how == "long":
+            self._answer(206, self.data)
         elif how != "reset":
             self._answer(int(how), b"no")
 
@@ -106,6 +108,7 @@ def test_only_a_server_that_says_so_has_no_such_file(
         ("reset", "Server disconnected"),
         ("slow", "TimeoutError"),
         ("moved", "403, message='Forbidden'"),
+        ("long", "the answer is longer than the range"),
         # After its footer was read.
         ("500-after-1", "500, message='Internal Server Error'"),
         ("403-after-2", "403, message='Forbidden'"),

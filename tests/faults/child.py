@@ -67,7 +67,8 @@ FAULTS = {
     "out of memory": Fault(("map",), errno.ENOMEM),
 }
 SYSTEM, GATE = 7, 9
-_AT_LEAST = 500
+# Kills are few, and tell the most.
+_AT_LEAST = {"kill": 8_000}
 
 
 def flows(place: Place) -> dict[str, list[object]]:
@@ -173,7 +174,8 @@ class Flow:
         random, found = Random(0), list[tuple[str, int]]()
         for fault, seen in self.seen.items():
             numbers = range(1, len(seen) + 1)
-            many = min(len(seen), math.ceil(share * max(len(seen), _AT_LEAST)))
+            most = max(len(seen), _AT_LEAST.get(fault, 500))
+            many = min(len(seen), math.ceil(share * most))
             some = random.sample(numbers, many)
             found += [(fault, number) for number in sorted(some)]
         return found

@@ -131,6 +131,29 @@ def test_pruned_versions_are_gone_from_the_bucket_and_never_published_again(
     assert hits(out)
 
 
+def test_one_bad_answer_of_the_server_is_no_damage(
+    s3: Any, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from whiten_index.artifacts.object_store import Bucket
+
+    out = f"s3://{bucket}/index"
+    for more in range(2):
+        corpus = corpus_file(tmp_path / "c.parquet", shards=SHARDS + more)
+        _ = update(out) if more else build(corpus, out=out)
+    real, cut = Bucket.digest, list[str]()
+
+    def digest(self: Bucket, key: str) -> tuple[int, str] | None:
+        if key.endswith("index.faiss") and "/000001-" in key and not cut:
+            cut.append(key)
+            return 100, "0" * 64
+        return real(self, key)
+
+    monkeypatch.setattr(Bucket, "digest", digest)
+    assert prune(out, keep=2).removed == ()
+    assert len(cut) == 1
+    assert len(list_versions(out)) == 2
+
+
 def test_a_rollback_that_a_prune_overtakes_publishes_nothing(
     s3: Any, bucket: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

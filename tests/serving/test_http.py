@@ -226,10 +226,18 @@ def test_a_body_that_is_no_json_is_refused(client: httpx.Client, body: bytes) ->
 
 
 @pytest.mark.parametrize(
-    "body", [{str(i): 1 for i in range(300_000)}, {"texts": [1] * 10**6}], ids=["fields", "values"]
+    ("path", "body"),
+    [
+        ("search", {str(i): 1 for i in range(300_000)}),
+        ("search", {"texts": [1] * 10**6}),
+        ("search", {"embeddings": [["x"] * 800_000]}),
+        ("search", {"texts": TEXT, "columns": [1] * 10**6}),
+        ("embeddings", {"model": "docs", "input": [1] * 10**6}),
+    ],
+    ids=["fields", "texts", "embeddings", "columns", "input"],
 )
 def test_of_a_million_wrong_values_one_is_told(
-    server: Server, client: httpx.Client, body: dict[str, Any]
+    server: Server, client: httpx.Client, path: str, body: dict[str, Any]
 ) -> None:
     """Errors of all of them would take a gigabyte and half a minute."""
     process = Path(f"/proc/{server.process.pid}")
@@ -240,7 +248,7 @@ def test_of_a_million_wrong_values_one_is_told(
         return int(found) >> 10
 
     before = peak()
-    answer = client.post("/v1/search", json=body)
+    answer = client.post(f"/v1/{path}", json=body)
     assert answer.status_code == 422
     assert len(answer.content) < 1000
     assert peak() - before < 150

@@ -50,7 +50,7 @@ def test_a_client_finds_documents(server: Server, index: Path, transport: str) -
 
 
 @pytest.mark.parametrize(
-    ("end", "status"), [("SIGTERM", 0), ("SIGINT", 0), ("its reader has gone", 141)]
+    ("end", "status"), [("SIGTERM", 0), ("SIGINT", 0), ("reader gone, input ended", 141)]
 )
 def test_an_input_that_stays_open_keeps_no_server(index: Path, end: str, status: int) -> None:
     def asked(method: str, **parameters: Any) -> bytes:

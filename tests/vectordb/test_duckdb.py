@@ -37,7 +37,6 @@ DOCS = Path(__file__).parents[2] / "docs" / "databases.md"
 CHILD = """
 import sys, time
 from pathlib import Path
-from typing import Any
 from tests.vectordb.pushed_rows import changed_by_child
 from whiten_index.vectordb.duckdb_writer import DuckWriter
 from whiten_index.vectordb.registry import open_writer
@@ -242,12 +241,14 @@ def test_a_file_of_another_format(address: str, file: Path, text: bytes) -> None
     assert file.read_bytes() == text
 
 
-def test_a_pipe_is_left_as_it_is(address: str, file: Path) -> None:
-    """The engine would remove it, or the device that a link leads to, as an empty file."""
-    os.mkfifo(file)
+@pytest.mark.parametrize("end", ["", ".wal"])
+def test_a_pipe_is_left_as_it_is(address: str, file: Path, end: str) -> None:
+    """The engine would wait for it, or remove it or the device that a link leads to."""
+    pipe = file.with_name(file.name + end)
+    os.mkfifo(pipe)
     with pytest.raises(ConfigError, match="is a pipe, a socket or a device, and is left as it is"):
         open_writer(address, "docs")
-    assert file.is_fifo()
+    assert pipe.is_fifo()
 
 
 def test_a_file_that_is_damaged(address: str, file: Path) -> None:
@@ -322,6 +323,8 @@ def test_a_comment_of_the_user(address: str, file: Path) -> None:
     [
         ("CREATE INDEX mine ON db.main.docs (n)", "index mine"),
         ("ALTER TABLE db.main.docs ADD COLUMN mine INT", "column mine"),
+        ("COMMENT ON COLUMN db.main.docs.n IS 'mine'", "comment on column n"),
+        ("ALTER TABLE db.main.docs ADD PRIMARY KEY (id)", "constraint PRIMARY KEY.*"),
     ],
 )
 def test_what_users_added_is_not_lost(address: str, file: Path, order: str, added: str) -> None:
@@ -329,7 +332,7 @@ def test_what_users_added_is_not_lost(address: str, file: Path, order: str, adde
     with open_writer(address, "docs") as writer:
         fill(writer, rows)
     with connect(file, make=True) as mine:
-        if added.startswith("column"):
+        if order.startswith("ALTER"):
             mine.execute("DROP INDEX db.main.docs_vector_idx")  # DuckDB alters no indexed table
         mine.execute(order)
     told = f"what its users added, .* would lack: {added}; drop that"
@@ -339,6 +342,20 @@ def test_what_users_added_is_not_lost(address: str, file: Path, order: str, adde
         with pytest.raises(DatabaseError, match=told), writer.changing(rows.pushed, rows.layout):
             pass
         assert writer.count() == 300
+
+
+def test_changes_leave_a_column_of_users(address: str, file: Path) -> None:
+    old, after, put = some_changes()
+    with open_writer(address, "docs", options={"index": "none"}) as writer:
+        fill(writer, old)
+        writer._run("ALTER TABLE db.main.docs ADD COLUMN mine INT")
+        writer._run("UPDATE db.main.docs SET mine = 1")
+        with writer.changing(after.pushed, old.layout) as changing:
+            changing.delete([7])
+            changing.upsert(put)
+        assert_holds(writer, after)
+        kept = writer._run("SELECT count(mine) FROM db.main.docs").fetchone()
+    assert kept == (len(after.table) - len(put),)
 
 
 def test_macros_of_a_file_are_not_called(address: str, file: Path) -> None:

@@ -1,5 +1,6 @@
 """LanceDB's own: plain tables, kills within a swap, pushes that meet in the engine, indexes."""
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from tests.vectordb.pushed_rows import (
     fill,
     told_of,
 )
-from whiten_index.errors import DatabaseError
+from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb import lance_writer
 from whiten_index.vectordb.lance_writer import read_metadata, write_metadata
 from whiten_index.vectordb.pushed_table import PushedTable
@@ -116,8 +117,19 @@ def test_what_users_added_is_not_lost(address: str, folder: Path, added: str) ->
             fill(writer, rows)
         with writer.changing(rows.pushed, rows.layout) as changing:
             changing.delete([5])
+            changing.upsert(rows.take(range(6, 9)))
     table.checkout_latest()
     assert table.count_rows() == 299
+
+
+def test_a_pipe_in_the_folder_is_not_waited_for(address: str, folder: Path) -> None:
+    with open_writer(address, "docs") as writer:
+        fill(writer, Rows.make())
+    path = next(folder.glob("docs.lance/_versions/*.manifest"))
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ConfigError, match="is a pipe, a socket or a device, and is left as it is"):
+        open_writer(address, "docs", make=False)
 
 
 def test_an_open_table_stays_as_it_was(address: str, folder: Path) -> None:

@@ -20,6 +20,7 @@ from tests.vectordb.pushed_rows import (
     assert_holds,
     end,
     fill,
+    some_changes,
     told_of,
 )
 from whiten_index.errors import ConfigError, DatabaseError
@@ -338,6 +339,23 @@ def test_what_users_added_is_not_lost(address: str, file: Path, order: str, adde
             fill(writer, kept(seed=2))
         assert told_of(writer.published()).name == name
         assert writer.count() == 300
+
+
+def test_changes_leave_a_column_of_users(address: str, file: Path) -> None:
+    old, after, put = some_changes()
+    with open_writer(address, "docs") as writer:
+        fill(writer, old)
+        name = told_of(writer.published()).name
+        with closing(apsw.Connection(str(file))) as mine:
+            mine.execute(f"ALTER TABLE {name}_rows ADD COLUMN mine")
+            mine.execute(f"UPDATE {name}_rows SET mine = 1")
+        with writer.changing(after.pushed, old.layout) as changing:
+            changing.delete([7])
+            changing.upsert(put)
+        assert_holds(writer, after)
+    with closing(apsw.Connection(str(file))) as mine:
+        kept = mine.execute(f"SELECT count(mine) FROM {name}_rows").get
+    assert kept == len(after.table) - len(put)
 
 
 def test_triggers_of_others_do_not_run(address: str, file: Path) -> None:

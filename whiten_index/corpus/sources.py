@@ -7,6 +7,7 @@ import functools
 import glob
 import json
 import os
+import re
 import shlex
 import stat
 from collections.abc import Callable, Iterator, Sequence
@@ -55,6 +56,7 @@ _CONVERSIONS = {
 _LOAD = "import datasets; datasets.load_from_disk(%s).to_parquet(%s)"
 _PLAIN = "".join(map(chr, range(33, 127)))
 _HIDDEN = "._"
+_LONGEST_ANSWER = 1 << 26  # bytes of a list of links
 # Decides by the names below the source whether a file is wanted or, with ``whole=False``, whether a
 # folder may hold wanted files.
 _Match = Callable[..., bool]
@@ -117,7 +119,7 @@ def resolve(source: str) -> tuple[Any, str]:
         import fsspec
 
         try:
-            known, path = fsspec.core.url_to_fs(source)
+            known, path = fsspec.core.url_to_fs(source, **_http_options(source))
         except (ValueError, TypeError, ImportError, OSError) as error:
             raise CorpusError(
                 f"{source} cannot be opened ({first_line(error)}); use a URI that pyarrow or an "
@@ -172,6 +174,28 @@ def asking(path: str, *, content: bool = False) -> Iterator[None]:
 
 def _library(error: BaseException | None) -> str:
     return type(error).__module__.partition(".")[0]
+
+
+def _http_options(source: str) -> dict[str, Any]:
+    """Return options by which no answer of a server at http:// or https:// fills the memory."""
+    if (scheme := source.partition(":")[0]) not in ("http", "https"):
+        return {}
+    import aiohttp
+    import fsspec
+
+    class Response(aiohttp.ClientResponse):
+        async def read(self) -> bytes:
+            asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.request_info.headers.get("Range", ""))
+            most = int(asked[2]) - int(asked[1]) + 1 if asked else _LONGEST_ANSWER
+            body = bytearray()
+            async for part in self.content.iter_any():
+                body += part
+                if len(body) > most:
+                    raise ValueError("the answer is longer than the range")
+            return bytes(body)
+
+    given = fsspec.config.conf.get(scheme, {}).get("client_kwargs", {})
+    return {"client_kwargs": {**given, "response_class": Response}}
 
 
 class _Handler(pafs.FSSpecHandler):  # type: ignore[misc]

@@ -220,7 +220,7 @@ def find_model(
     layers = [each for each in _named(found.config, *_LAYERS) if isinstance(each, int)]
     if max(layers, default=0) > _MOST_LAYERS:
         raise EncoderError(
-            f"config.json of model {name} says {max(layers):,} layers, and none has over "
+            f"config.json of model {name} says {max(layers):,} layers; a model has at most "
             f"{_MOST_LAYERS:,}; restore the model folder"
         )
     found = replace(found, trust_remote_code=trust_remote_code, local_files_only=local_files_only)

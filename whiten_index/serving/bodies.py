@@ -25,7 +25,7 @@ class _Body(BaseModel):
     def _few_keys(cls, body: Any) -> Any:
         if isinstance(body, dict) and len(body) > len(cls.model_fields):
             known = ", ".join(cls.model_fields)
-            raise ValueError(f"the body has {len(body):,} fields; use those of {known}")
+            raise ValueError(f"the body has {len(body):,} fields; it may have {known}")
         return body
 
 

@@ -43,6 +43,8 @@ async def answer(request: Request, error: Exception) -> Response:
             status = HTTPStatus.NOT_FOUND
         elif isinstance(error, ConfigError | CorpusError | EncoderError):
             status = HTTPStatus.BAD_REQUEST
+        else:
+            _LOG.error("%s: %s", request.url.path, detail)
     elif isinstance(error, RequestValidationError):
         # The first finding, and where it is.
         found = error.errors()[0]

@@ -292,7 +292,7 @@ class _Seldom(logging.Filter):
 def serve_stdio(places: Mapping[str, Path | str], options: ServeOptions | None = None) -> None:
     """Serve indexes by MCP over standard input and output, until the input ends.
 
-    SIGTERM and Ctrl-C end the process with status 0.
+    SIGTERM and Ctrl-C end the process with status 0; what is under way is not answered.
 
     Raises:
         BrokenPipeError: the reader of the output has gone.

@@ -143,7 +143,6 @@ class DatabaseWriter(ABC):
         held, _ = self._require_held()
         with self._reporting("the new table could not be swapped in"):
             self._require_lease(held)
-            self._require_replaceable()
             self._publish(held)
         self._held = self._seen = None
 
@@ -394,7 +393,7 @@ class DatabaseWriter(ABC):
         found = self._find(pending=False)
         if added := [] if found is None else self._added(found):
             raise DatabaseError(
-                f"{self.target} has what its users added, or what depends on it, and a new table "
+                f"{self.target} has what its users added, or what depends on it, that a new table "
                 f"would lack: {', '.join(added)[:400]}; drop that, push, and create it again"
             )
         return found

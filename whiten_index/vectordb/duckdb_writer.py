@@ -16,7 +16,7 @@ search path, where macros may have the names of functions, and connections open 
 import re
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from whiten_index.artifacts.atomic import replacing
+from whiten_index.artifacts.atomic import remove_killed, temporary_folder
 from whiten_index.artifacts.files import is_file
 from whiten_index.corpus.arrow_types import replaced_leaves
 from whiten_index.corpus.batches import ID
@@ -49,10 +49,13 @@ _FOUND = (
 )
 # What users added to a table of some columns with an index.
 _ADDED = (
-    "SELECT 'column ' || column_name FROM duckdb_columns() WHERE database_name = 'db' AND "
-    "schema_name = 'main' AND table_name = $1 AND NOT list_contains($2, column_name) UNION ALL "
-    "SELECT 'index ' || index_name FROM duckdb_indexes() WHERE database_name = 'db' AND "
-    "schema_name = 'main' AND table_name = $1 AND index_name <> $1 || '_vector_idx'"
+    "SELECT if(comment IS NULL, 'column ', 'comment on column ') || column_name "
+    "FROM duckdb_columns() WHERE database_name = 'db' AND schema_name = 'main' AND "
+    "lower(table_name) = $1 AND (comment IS NOT NULL OR NOT list_contains($2, column_name)) "
+    "UNION ALL SELECT 'index ' || index_name FROM duckdb_indexes() WHERE database_name = 'db' AND "
+    "schema_name = 'main' AND lower(table_name) = $1 AND index_name <> $1 || '_vector_idx' "
+    "UNION ALL SELECT 'constraint ' || constraint_text FROM duckdb_constraints() WHERE "
+    "database_name = 'db' AND schema_name = 'main' AND lower(table_name) = $1"
 )
 # What may compute something, in the definition of a table without its texts and quoted names.
 _COMPUTED = re.compile(r"generated always|\b(check|default)\(", re.IGNORECASE)
@@ -100,8 +103,10 @@ class DuckWriter(FileWriter):
             return None
         comment, definition = found
         pushed = PushedTable.read(comment)
-        if pushed is None or _COMPUTED.search(_QUOTED.sub("", definition)):
+        if pushed is None:
             raise self._not_pushed(f"a table or view {name}")
+        if _COMPUTED.search(_QUOTED.sub("", definition)):
+            raise self._not_pushed(f"a default, check or generated column in table {name}")
         return Stored(replace(pushed, name=name), pending, self._database)
 
     def _create(self, made: PushedTable, layout: Layout) -> Stored:
@@ -190,7 +195,7 @@ class DuckWriter(FileWriter):
 
     def _insert(self, stored: Stored, rows: pa.RecordBatch, layout: Layout) -> None:
         self._database.register(_ROWS, pa.Table.from_batches([rows]).cast(_stored_schema(layout)))
-        self._run(f"INSERT INTO {_table(stored.name)} FROM {_ROWS}")
+        self._run(f"INSERT INTO {_table(stored.name)} BY NAME FROM {_ROWS}")
 
     def _delete(self, stored: Stored, ids: Ids, layout: Layout) -> None:  # noqa: ARG002
         self._run(f"DELETE FROM {_table(stored.name)} WHERE {ID} IN (SELECT unnest(?))", list(ids))
@@ -205,7 +210,8 @@ class DuckWriter(FileWriter):
         return Sizes(int(table or 0), int(links) + int(rows) * 4 * stored.table.k)
 
     def _fetch(self, stored: Stored, ids: Ids, layout: Layout) -> pa.Table:
-        order = f"FROM {_table(stored.name)} WHERE {ID} IN (SELECT unnest(?))"
+        names = ", ".join(map(quoted, layout.schema.names))
+        order = f"SELECT {names} FROM {_table(stored.name)} WHERE {ID} IN (SELECT unnest(?))"
         found = stored.handle.execute(order, [list(ids)]).to_arrow_table()
         pairs = zip(found.columns, layout.schema.types, strict=True)
         columns = [_loaded(column.combine_chunks(), kind) for column, kind in pairs]
@@ -241,10 +247,8 @@ def connect(file: Path, *, make: bool) -> Any:
             f"the extension vss of DuckDB {duckdb.__version__} is not installed; run pip install "
             "'whiten-index[duckdb]', which brings both in releases that fit"
         )
-    if make and not is_file(file):
-        # Killed while it makes a file, DuckDB leaves one that it cannot open.
-        with replacing(file.resolve()) as new:
-            duckdb.connect(new).close()
+    if make:
+        _make(file.resolve())
     # Connections of one process share the file by this name, and an index in memory.
     database = duckdb.connect(f":memory:{file}")
     # Before the file is opened, whose log may have changes of an index.
@@ -253,6 +257,18 @@ def connect(file: Path, *, make: bool) -> Any:
     database.execute(f"ATTACH IF NOT EXISTS {literal(str(file))} AS db (TYPE duckdb, {kind})")
     database.execute("SET enable_external_access = false")
     return _indexing(database)
+
+
+def _make(file: Path) -> None:
+    """Put a new file in its place whole: killed while it makes one, DuckDB cannot open it."""
+    remove_killed(file.parent, file)
+    if not is_file(file):
+        with temporary_folder(file) as folder:
+            new = folder / file.name
+            duckdb.connect(new).close()
+            # Another push may have made it meanwhile.
+            with suppress(FileExistsError):
+                file.hardlink_to(new)
 
 
 def _indexing(connection: Any) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from whiten_index.artifacts.atomic import require_plain_target
-from whiten_index.artifacts.files import is_folder, list_folder, size_of
+from whiten_index.artifacts.files import is_folder, list_folder, size_of, walk_files
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.paths import cut
 from whiten_index.vectordb.engine_options import EngineOptions
@@ -98,6 +98,8 @@ def require_engine_folder(
     """Refuse a folder of other files, and one that reading would have to make."""
     # The engine itself refuses a file.
     inside = list_folder(folder) if is_folder(folder) else []
+    for each in walk_files(folder) if inside else ():
+        require_plain_target(each)
     others = [e.name for e in inside if not e.name.startswith(".") and e.name != "lost+found"]
     ours = any(list_folder(folder, each) for each in marks) if inside else False
     if others and not ours:
@@ -124,7 +126,8 @@ def require_engine_file(
     if is_folder(file) or not is_folder(file.parent):
         lacks = "is a folder" if is_folder(file) else "is in a folder that does not exist"
         raise ConfigError(f"{shown} {lacks}; name a file in an existing folder")
-    require_plain_target(file)
+    for end in ("", ".wal", "-wal", "-shm", "-journal"):
+        require_plain_target(file.with_name(file.name + end))
     if not make and size_of(file.resolve()) == 0:
         raise _not_there(shown)
     return file, shown

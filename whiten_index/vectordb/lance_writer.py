@@ -119,7 +119,6 @@ class LanceWriter(DatabaseWriter):
                 f"--option index={self._options.index} needs vectors whose width {wanted} divides, "
                 f"and they have {layout.k} numbers; give another --k or another index"
             )
-        self._open(self._name)
         before = self._open(self._pending_name)
         made = replace(made, name=self._pending_name)
         # If it were dropped first, what another push has under way could end up in the new one.
@@ -160,6 +159,7 @@ class LanceWriter(DatabaseWriter):
             yield from read_slices(held.handle, made.done, schema)
             # The commit comes next.
             self._require_lease(held)
+            self._require_replaceable()
 
         try:
             self._database.create_table(

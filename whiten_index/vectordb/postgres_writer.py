@@ -163,7 +163,7 @@ class PostgresWriter(DatabaseWriter):
         return super()._require_replaceable()
 
     def _added(self, published: Stored) -> list[str]:
-        # A push replaces it at the end, which is for its owner alone, as this is.
+        # Fails unless this role owns the table, as the swap would.
         self._describe(published)
         columns, index = list(published.table.columns), f"{self._name}_vector_idx"
         given = {"old": self._text(published.name), "columns": columns, "index": index}

@@ -69,7 +69,7 @@ class SqliteWriter(FileWriter):
     def __init__(
         self, address: str, name: str, options: SqliteOptions, *, make: bool = True
     ) -> None:
-        # Whether the descriptions, and a note among them, are those of pushes.
+        # Whether the file has the table of descriptions.
         self._options, self._describes = options, False
         self.engine = f"SQLite {apsw.sqlite_lib_version()}, sqlite-vec {sqlite_vec.__version__}"
         super().__init__(address, name, options, make=make)
@@ -86,6 +86,7 @@ class SqliteWriter(FileWriter):
                 self._run(f"DELETE {_DESCRIBED}", *_NOTE)
                 self._run(f"INSERT INTO {_DESCRIPTIONS} VALUES (?, ?, NULL)", *_NOTE)
             self._run("PRAGMA journal_mode = WAL")
+        self._describes = True
 
     def close(self) -> None:
         """Close the file."""
@@ -176,7 +177,7 @@ class SqliteWriter(FileWriter):
 
     def _publish(self, held: Stored) -> None:
         with self._transaction(held):
-            self._drop(self._find(pending=False))
+            self._drop(self._require_replaceable())
             for end in ("", "_rows"):
                 view = quoted(self._name + end)
                 self._run(f"CREATE VIEW {view} AS SELECT * FROM {held.name}{end}")
@@ -251,9 +252,12 @@ class SqliteWriter(FileWriter):
         vectors = vectors_of(rows).astype("<f4", copy=False)
         first = self._run(f"SELECT coalesce(max(rowid), 0) + 1 FROM {stored.name}_rows").get
         columns = [_as_sql(rows, name) for name in layout.schema.names if name != VECTOR]
-        slots = ", ".join("?" * (1 + len(columns)))
+        names = ["rowid", *(quoted(name) for name in layout.schema.names if name != VECTOR)]
+        slots = ", ".join("?" * len(names))
         numbered = zip(range(first, first + len(rows)), *columns, strict=True)
-        self._database.executemany(f"INSERT INTO {stored.name}_rows VALUES ({slots})", numbered)
+        self._database.executemany(
+            f"INSERT INTO {stored.name}_rows ({', '.join(names)}) VALUES ({slots})", numbered
+        )
         shown = vectors.any(axis=1)
         packed = vectors[shown].view(f"V{4 * layout.k}").ravel().tolist()
         self._database.executemany(

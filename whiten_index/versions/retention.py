@@ -400,7 +400,11 @@ def _identity(name: str) -> str:
 
 def _damage(folder: Path, verify: str, mirror: Storage) -> ArtifactError | FormatError | None:
     """Return the damage of a version; raise ``StorageError`` if it cannot be read."""
-    return _examined(folder, mirror, verify)[1]
+    damage = _examined(folder, mirror, verify)[1]
+    if damage is not None and mirror.look_again():
+        # One answer of a bucket's server may have been cut, or come from a proxy.
+        damage = _examined(folder, mirror, verify)[1]
+    return damage
 
 
 _WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 768, 1024)
