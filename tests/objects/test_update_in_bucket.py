@@ -154,6 +154,41 @@ def test_one_bad_answer_of_the_server_is_no_damage(
     assert len(list_versions(out)) == 2
 
 
+@pytest.mark.parametrize("name", ["index.faiss", "manifest.json"])
+def test_one_bad_answer_of_the_server_skips_no_version(
+    s3: Any, bucket: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    from whiten_index.artifacts.object_store import Bucket
+
+    out, made = f"s3://{bucket}/index", list[str]()
+    for more in range(3):
+        corpus = corpus_file(tmp_path / "c.parquet", shards=SHARDS + more)
+        made.append((update(out) if more else build(corpus, out=out)).version)
+    machine("second")
+    download, get, cut = Bucket.download, Bucket.get, list[str]()
+
+    def is_cut(key: str) -> bool:
+        hit = key.endswith(name) and made[1] in key and not cut
+        cut.extend([key] * hit)
+        return hit
+
+    def downloaded(self: Bucket, key: str, path: Path) -> bool:
+        found = download(self, key, path)
+        if is_cut(key):
+            path.write_bytes(path.read_bytes()[:99])
+        return found
+
+    def got(self: Bucket, key: str) -> Any:
+        found = get(self, key)
+        return (found[0][:99], *found[1:]) if found is not None and is_cut(key) else found
+
+    monkeypatch.setattr(Bucket, "download", downloaded)
+    monkeypatch.setattr(Bucket, "get", got)
+    report = rollback(out)
+    assert (report.to, dict(report.skipped)) == (made[1], {})
+    assert len(cut) == 1
+
+
 def test_a_rollback_that_a_prune_overtakes_publishes_nothing(
     s3: Any, bucket: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -391,6 +391,9 @@ class BucketStorage(Storage):
         them are sound.
         """
         data = self.manifest(path)
+        if data is not None and self.damaged(path, data):
+            # One answer of a server may have been cut, or come from a proxy.
+            data = self.manifest(path)
         if data is None or self.damaged(path, data):
             return False
         with self._downloading(path) as temporary:

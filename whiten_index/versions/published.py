@@ -122,7 +122,13 @@ class Version:
                 self.mirror.fetch(self.folder, names=[name])
             remedy, content = mending(self.folder.parent.parent), self.verify == FULL
             state = state_of(self.folder / name)
-            check_files(self.folder, self.fields, content=content, names=[name], remedy=remedy)
+            try:
+                check_files(self.folder, self.fields, content=content, names=[name], remedy=remedy)
+            except ArtifactError:
+                # The copy here may be damaged; it is fetched again once.
+                if self.mirror.fetch_again(self.folder):
+                    return self.file(name)
+                raise
             self._checked[name] = state
         return self.folder / name
 
