@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -98,8 +99,10 @@ def require_engine_folder(
     """Refuse a folder of other files, and one that reading would have to make."""
     # The engine itself refuses a file.
     inside = list_folder(folder) if is_folder(folder) else []
-    for each in walk_files(folder) if inside else ():
-        require_plain_target(each)
+    # Another push may remove files meanwhile.
+    with suppress(FileNotFoundError):
+        for each in walk_files(folder) if inside else ():
+            require_plain_target(each)
     others = [e.name for e in inside if not e.name.startswith(".") and e.name != "lost+found"]
     ours = any(list_folder(folder, each) for each in marks) if inside else False
     if others and not ours:
