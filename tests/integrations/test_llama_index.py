@@ -104,7 +104,7 @@ def test_nodes_are_the_hits_of_the_index(places: Places) -> None:
             columns = dict(hit.columns)
             assert each.node.text == columns.pop("text")
             assert each.node.metadata == {"id": hit.id, **columns}
-        assert asyncio.run(retriever.aretrieve(query)) == found
+        expect_hits(scored(asyncio.run(retriever.aretrieve(query))), hits)
 
 
 def test_a_query_engine_answers_from_the_index(places: Places) -> None:
