@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import json
 import pickle
 import shutil
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.helpers import tiny_models
 from tests.helpers.bad_input import run_python
 from tests.helpers.builds import build, random_rows, write_rows
 from whiten_index import BuildConfig, QueryTransform, build_index
+from whiten_index.artifacts.manifest import write_manifest
 from whiten_index.encoding.load_encoder import load_encoder
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
 from whiten_index.integrations.lazy import name_of, open_transform
@@ -142,6 +144,17 @@ def test_a_changed_byte_is_noticed(index: Path, tmp_path: Path, name: str) -> No
         QueryTransform.of(copy)
     with pytest.raises(ArtifactError, match=r"damaged|cannot be read"):
         QueryTransform.load(saved)
+
+
+def test_a_transform_of_another_folder_is_noticed(index: Path, tmp_path: Path) -> None:
+    saved = [QueryTransform.of(index, k=k).save(tmp_path / f"{k}") for k in (K, K - 1)]
+    shutil.copy(saved[1] / "whitening.safetensors", saved[0])
+    # As if it were replaced between the check and the reading.
+    fields = json.loads((saved[0] / "manifest.json").read_text())
+    fields["files"] = json.loads((saved[1] / "manifest.json").read_text())["files"]
+    write_manifest(saved[0] / "manifest.json", fields)
+    with pytest.raises(ArtifactError, match="its transform is another one"):
+        QueryTransform.load(saved[0])
 
 
 @pytest.mark.parametrize("export", [QueryTransform.save, export_model])

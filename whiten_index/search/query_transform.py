@@ -32,7 +32,7 @@ from whiten_index.artifacts.prefetch import blocks
 from whiten_index.encoding.load_encoder import local_model, require_transformer
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderFacts, EncoderOpening, EncoderSpec, recorded_spec
-from whiten_index.errors import ConfigError
+from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.search.query_encoder import QueryEncoder, digest_of, require_texts
 from whiten_index.versions.published import WHITENING, Version, with_published
 from whiten_index.whitening.spectrum import real_rows
@@ -180,7 +180,11 @@ class QueryTransform:
         fields = read_manifest(path, _SCHEMA, remedy=_REMEDY)
         check_files(path, fields, content=True, names=[WHITENING], remedy=_REMEDY)
         whitening = Whitening.load(path / WHITENING)
-        return cls(whitening, fields["encoder"], version=fields["version"], **opening)
+        made = cls(whitening, fields["encoder"], version=fields["version"], **opening)
+        # The file may have been replaced since it was checked.
+        if made.query_digest != fields["query_digest"]:
+            raise ArtifactError(f"{path} is damaged: its transform is another one; {_REMEDY}")
+        return made
 
     def save(self, folder: Path | str) -> Path:
         """Write a folder of a manifest and the transform, whole or not at all; return its path.
