@@ -7,7 +7,8 @@ import pytest
 import torch
 import transformers
 
-from tests.helpers.tiny_models import load
+from tests.helpers.code_models import edit_json
+from tests.helpers.tiny_models import copied, load
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.load_encoder import load_encoder, resolve_encoder
 from whiten_index.encoding.models import find_model
@@ -41,6 +42,21 @@ def test_an_embedding_does_not_depend_on_its_company(tiny_model, texts, pooling)
     order = np.random.default_rng(1).permutation(len(texts))
     shuffled = encoder.encode([texts[i] for i in order])
     np.testing.assert_array_equal(shuffled, together[order])
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_of_a_query_a_bounded_part_is_read(tiny_model, tmp_path, side):
+    """A text of one endless word has few tokens, and would be read to its end for them."""
+    folder = copied(tiny_model, tmp_path / "copy")
+    edit_json(folder / "tokenizer_config.json", truncation_side=side)
+    encoder = load(folder, max_length=8)
+    part = "x" * (8 * 64)
+    whole = f"{part} cat" if side == "right" else f"cat {part}"
+    found = encoder.encode_queries([whole, part])
+    np.testing.assert_array_equal(found[0], found[1])
+    documents = encoder.encode([whole, part])
+    assert np.abs(documents[0] - documents[1]).max() > 1e-3
+    assert encoder.count_tokens([whole]) == encoder.count_tokens([part])
 
 
 @pytest.mark.parametrize(

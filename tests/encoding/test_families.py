@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 
 from tests.helpers.code_models import edit_json
 from tests.helpers.tiny_models import (
@@ -15,6 +16,7 @@ from tests.helpers.tiny_models import (
     copied,
     dense,
     load,
+    packed,
     resolve,
     texts,
     truth,
@@ -180,6 +182,18 @@ def test_a_dense_that_cannot_be_applied_is_refused(bert_with, changes, message):
     edit_json(folder / "2_Dense" / "config.json", **changes)
     with pytest.raises(EncoderError, match=message):
         load(folder) if "weights" in message else resolve(folder)
+
+
+def test_packed_weights_of_a_dense_are_refused(bert_with):
+    """torch packs nothing, and a part of zeros unpacks to a thousand times its size."""
+    folder = bert_with(dense()) / "2_Dense"
+    expected = load(folder.parent).encode(texts())
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    np.testing.assert_array_equal(load(folder.parent).encode(texts()), expected)
+    packed(folder / "pytorch_model.bin")
+    with pytest.raises(EncoderError, match=r"Dense in .* cannot be used \(it is packed"):
+        load(folder.parent)
 
 
 def test_a_prompt_is_pooled_where_the_model_does_not_say(tiny):

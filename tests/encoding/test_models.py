@@ -1,7 +1,9 @@
 """Models and their folders: what is found, resolved, fingerprinted and refused."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,10 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.helpers.code_models import edit_json
-from tests.helpers.tiny_models import add_modules, copied, load, resolve
+from tests.helpers.tiny_models import add_modules, bert, copied, dense, load, resolve
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.load_encoder import resolve_encoder
-from whiten_index.errors import ConfigError, EncoderError
+from whiten_index.encoding.tokenization import loading_model
+from whiten_index.errors import ConfigError, EncoderError, StorageError
 
 
 @pytest.fixture
@@ -52,6 +55,28 @@ def test_a_model_must_be_named_without_the_embedded_one(folder, monkeypatch):
 def test_a_prompt_of_bytes_that_are_no_text_is_refused():
     with pytest.raises(ConfigError, match="--query-prompt is no UTF-8"):
         EncoderConfig(query_prompt="query \udcff")
+
+
+@pytest.mark.parametrize("error", [
+    Exception("Too many open files (os error 24)"),  # as of tokenizers
+    RuntimeError("unable to open file </m>: Input/output error (5)"),  # as of safetensors
+    MemoryError(),
+])  # fmt: skip
+@pytest.mark.parametrize("what", [
+    "encoding.transformer.load_file",
+    "encoding.transformer.transformers.AutoModel.from_pretrained",
+    "encoding.transformer.load_tokenizer",
+])  # fmt: skip
+def test_an_error_of_the_system_is_none_of_the_model(tmp_path, monkeypatch, error, what):
+    folder = add_modules(bert(tmp_path / "model"), "mean", dense())
+
+    def fail(*_: Any, **__: Any) -> None:
+        with loading_model("it") if what.endswith("tokenizer") else nullcontext():
+            raise error
+
+    monkeypatch.setattr(f"whiten_index.{what}", fail)
+    with pytest.raises(StorageError, match=r"too many|input/output|out of memory"):
+        load(folder)
 
 
 def test_a_model_that_gives_nan_is_an_error(folder):
@@ -144,8 +169,8 @@ def test_a_damaged_normalizer_is_an_encoder_error(folder):
 
 def test_an_error_without_words_is_an_encoder_error(folder, monkeypatch):
     def full(*_, **__):
-        raise MemoryError
+        raise RuntimeError
 
     monkeypatch.setattr("transformers.AutoModel.from_pretrained", full)
-    with pytest.raises(EncoderError, match=r"cannot be loaded \(MemoryError"):
+    with pytest.raises(EncoderError, match=r"cannot be loaded \(RuntimeError"):
         load(folder)

@@ -7,6 +7,7 @@ side and positions are those of the published models; words and weights are not.
 import json
 import shutil
 import string
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -271,3 +272,13 @@ def truth(folder: Path, sentences: Sequence[str], **options: Any) -> np.ndarray:
 
     model = SentenceTransformer(str(folder), device="cpu")
     return np.asarray(model.encode(list(sentences), batch_size=7, **options))
+
+
+def packed(path: Path) -> Path:
+    """Pack the parts of a file of ``torch.save``, which are not packed."""
+    with zipfile.ZipFile(path) as file:
+        parts = {name: file.read(name) for name in file.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, data in parts.items():
+            file.writestr(name, data)
+    return path

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.helpers.tiny_models import packed
 from tests.training.helpers import Stops, evaluated, require_same
 from whiten_index.artifacts.manifest import describe_file, write_manifest
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
@@ -93,7 +94,7 @@ def test_a_damaged_checkpoint_is_told(
         train_encoder(config(), pairs=pairs)
 
 
-@pytest.mark.parametrize("name", ["state.pt", "model.safetensors"])
+@pytest.mark.parametrize("name", ["state.pt", "model.safetensors", "packed"])
 def test_a_checkpoint_that_holds_something_else_is_told(
     config: Any, tmp_path: Path, name: str
 ) -> None:
@@ -101,7 +102,10 @@ def test_a_checkpoint_that_holds_something_else_is_told(
     with pytest.raises(KeyboardInterrupt):
         train_encoder(config(), progress=Stops(5))
     folder = tmp_path / "model.training" / "checkpoint-5"
-    torch.save({"state": Path("x")}, folder / name)
+    if name == "packed":
+        name = packed(folder / "state.pt").name
+    else:
+        torch.save({"state": Path("x")}, folder / name)
     fields = json.loads((folder / "manifest.json").read_text())
     fields["files"][name] = describe_file(folder / name)
     write_manifest(folder / "manifest.json", fields)

@@ -234,6 +234,25 @@ def test_nightly_changes_do_not_grow_the_folder_for_ever(address: str, folder: P
         assert writer.count() == 2000
 
 
+def test_a_version_that_a_user_tagged_stays(address: str, folder: Path) -> None:
+    """Whether all rows are pushed again, or some changed."""
+    rows = Rows.make(30)
+    with open_writer(address, "docs", options={"keep_days": "0", "index": "none"}) as writer:
+        fill(writer, rows)
+        table = lancedb.connect(folder).open_table("docs")
+        table.tags.create("mine", table.version)
+        fill(writer, Rows.make(40, seed=1))
+        for number in range(12):
+            after = replace(rows.pushed, version=f"{number:06d}-abc", rows=40)
+            assert writer.published() is not None
+            with writer.changing(after, rows.layout) as changes:
+                changes.upsert(rows.batches(1)[number])
+        assert writer.pending() is None
+        assert not (folder / "docs__pending.lance").exists()
+        table.checkout("mine")
+        assert table.count_rows() == 30
+
+
 def test_secrets_of_the_object_store_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x" * 9)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush-hush")

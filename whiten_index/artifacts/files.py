@@ -89,9 +89,9 @@ def _number_of(error: BaseException) -> int | None:
         return error.errno
     if isinstance(error, MemoryError):
         return errno.ENOMEM
-    # Arrow's plain exception is what it has no kind for, such as a thread that was not started.
-    kinds = OSError | RuntimeError | SafetensorError
-    if not isinstance(error, kinds) and type(error).__name__ != "ArrowException":
+    # Arrow and tokenizers raise their plain exceptions for what they have no kind for.
+    kinds, plain = OSError | RuntimeError | SafetensorError, ("Exception", "ArrowException")
+    if not isinstance(error, kinds) and type(error).__name__ not in plain:
         return None
     return next((_WORDS[words] for words in _WORDS if words in str(error)), None)
 

@@ -11,7 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.encoding.spec import EncoderSpec
-from whiten_index.encoding.tokenization import require_known_tokens, require_room, tokenize
+from whiten_index.encoding.tokenization import (
+    read_part,
+    require_known_tokens,
+    require_room,
+    tokenize,
+)
 from whiten_index.encoding.window_encoder import Encoded, TextWindow, WindowEncoder
 from whiten_index.errors import EncoderError
 
@@ -44,12 +49,16 @@ class BatchEncoder(WindowEncoder):
 
     def __init__(self, spec: EncoderSpec, tokenizer: Any) -> None:
         self.spec, self._tokenizer = spec, tokenizer
+        self.truncation_side = getattr(tokenizer, "truncation_side", "right")
         self.prompts = spec.document_prompt, spec.query_prompt
         for prompt in self.prompts if tokenizer is not None else ():
             require_room(tokenizer, spec, prompt)
 
     def window(self, texts: Sequence[str], *, queries: bool) -> TextWindow:
         """Tokenise texts."""
+        if queries:
+            how: Any = {"max_length": self.spec.max_length, "side": self.truncation_side}
+            texts = [read_part(text, **how) for text in texts]
         if self._tokenizer is None:
             return super().window(texts, queries=queries)
         prompted = [self.prompts[queries] + text for text in texts]

@@ -34,6 +34,8 @@ class FallbackEncoder(BatchEncoder):
         super().__init__(spec, None)
         self._why = folder.not_run
         self._model = _loaded(folder, chosen_devices(config.device)[0])
+        tokenizer = getattr(self._model, "tokenizer", None)
+        self.truncation_side = getattr(tokenizer, "truncation_side", "right")
 
     @property
     def runtime(self) -> dict[str, str]:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.files import reading
 from whiten_index.artifacts.prefetch import ahead
-from whiten_index.errors import ConfigError, EncoderError, first_line
+from whiten_index.errors import ConfigError, EncoderError, StorageError, first_line
 
 if TYPE_CHECKING:
     from whiten_index.encoding.models import ModelFolder
@@ -56,6 +57,15 @@ def tokenize(tokenizer: Any, texts: Sequence[str], *, max_length: int) -> TokenW
     places[order] = np.arange(len(order))
     rows = np.asarray(seen, dtype=np.int64)
     return TokenWindow(ids[source], offsets, places[rows], cut[rows])
+
+
+def read_part(text: str, *, max_length: int, side: str) -> str:
+    """Return what is read of a query: of more, few tokens would be kept, and they may be hostile.
+
+    ``side`` is where the tokenizer cuts: ``right`` or ``left``.
+    """
+    most = max_length * _CHARACTERS_A_TOKEN
+    return text[:most] if side == "right" else text[-most:]
 
 
 @contextmanager
@@ -161,9 +171,15 @@ def load_tokenizer(spec: "EncoderSpec", folder: "ModelFolder") -> Any:
 
 @contextmanager
 def loading_model(what: str) -> Iterator[None]:
-    """Turn the errors of libraries that cannot load a model into an ``EncoderError``."""
+    """Turn the errors of libraries that cannot load a model into an ``EncoderError``.
+
+    Those of the system are a ``StorageError``.
+    """
     try:
-        yield
+        with reading(what):
+            yield
+    except StorageError:
+        raise
     except BaseException as error:
         # They raise all sorts of errors; a panic of Rust derives from ``BaseException``.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":

@@ -1,5 +1,8 @@
 """The modules of a model, loaded: tokenizer, transformer, and the layers after the pooling."""
 
+import os
+import zipfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -7,11 +10,13 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from whiten_index.artifacts.files import open_file, reading
+from whiten_index.artifacts.limits import LimitError
 from whiten_index.encoding.model_files import weight_files
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.encoding.tokenization import load_tokenizer, loading_model
-from whiten_index.errors import EncoderError
+from whiten_index.errors import EncoderError, StorageError
 
 
 class LayerStates(nn.Module):
@@ -71,13 +76,13 @@ def load_head(folder: ModelFolder) -> nn.Module | None:
         try:
             tensors: dict[str, Tensor] = {}
             for file in weight_files(dense.path):
-                # weights_only: a pickle may hold code, which is never run.
-                tensors |= (
-                    load_file(file)
-                    if file.suffix == ".safetensors"
-                    else torch.load(file, map_location="cpu", weights_only=True)
-                )
+                with reading(file):
+                    tensors |= (
+                        load_file(file) if file.suffix == ".safetensors" else load_pickled(file)
+                    )
             linear.load_state_dict({k.removeprefix("linear."): v for k, v in tensors.items()})
+        except StorageError:
+            raise
         except Exception as error:
             # Readers of weights raise all sorts of errors.
             reason = " ".join(str(error).split())[:200]
@@ -87,3 +92,21 @@ def load_head(folder: ModelFolder) -> nn.Module | None:
             ) from error
         steps += [linear, getattr(nn, dense.activation)()]
     return nn.Sequential(*steps).eval().requires_grad_(False) if steps else None
+
+
+def load_pickled(file: Path) -> Any:
+    """Return what ``torch.save`` wrote, on the CPU; no code of the pickle runs.
+
+    Raises:
+        LimitError: it unpacks to more than its size.
+        Exception: of torch, which has no base for those of a damaged file.
+    """
+    with open_file(file) as opened:
+        if zipfile.is_zipfile(opened):
+            parts = zipfile.ZipFile(opened).infolist()
+            # torch packs nothing; a packed part may unpack to a thousand times its size.
+            packed = any(part.compress_type != zipfile.ZIP_STORED for part in parts)
+            if packed or sum(part.file_size for part in parts) > os.fstat(opened.fileno()).st_size:
+                raise LimitError("it is packed, and may unpack to any size")
+        opened.seek(0)
+        return torch.load(opened, map_location="cpu", weights_only=True)

@@ -29,6 +29,7 @@ from whiten_index.artifacts.manifest import (
     new_artifact,
     read_manifest,
 )
+from whiten_index.encoding.transformer import load_pickled
 from whiten_index.errors import ArtifactError, ConfigError, EncoderError, StorageError, first_line
 from whiten_index.progress import Stages
 from whiten_index.training.contrastive_model import Collator, ContrastiveModel
@@ -204,8 +205,7 @@ class _State:
             return 0
         path = found[-1]
         try:
-            # No code of a pickle runs.
-            state = torch.load(path / _STATE, weights_only=True, map_location="cpu")
+            state = load_pickled(path / _STATE)
             self._optimizer.load_state_dict(state["optimizer"])
             self._scaler.load_state_dict(state["scaler"])
             self._losses, self.curves = state["losses"], state["curves"]

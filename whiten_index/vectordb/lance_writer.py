@@ -65,6 +65,7 @@ _SLICE_ROWS = 16_384
 _SMALL_FILES = 10
 # The engine warns if no age is given.
 _NO_AGE = timedelta(milliseconds=1)
+_ALL_DAYS = 36_500
 
 
 class LanceWriter(DatabaseWriter):
@@ -283,9 +284,10 @@ class LanceWriter(DatabaseWriter):
         handle.create_index(VECTOR, config=made(distance_type=_DISTANCES[pushed.metric], **params))
 
     def _tidy(self, handle: Any) -> None:
-        """Merge small files, take new rows into the index, drop old versions."""
-        age = max(timedelta(days=self._options.keep_days), _NO_AGE)
-        handle.optimize(cleanup_older_than=age)
+        """Merge small files, take new rows into the index, drop old versions if none is tagged."""
+        # The engine refuses to drop a version that a user tagged.
+        days = _ALL_DAYS if handle.tags.list() else self._options.keep_days
+        handle.optimize(cleanup_older_than=max(timedelta(days=days), _NO_AGE))
 
     def _complete_swap(self, pushed: PushedTable) -> None:
         published = self._require(pending=False)
