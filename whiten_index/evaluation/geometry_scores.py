@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from whiten_index.errors import ConfigError
-from whiten_index.whitening.directions import empirical_covariance
 from whiten_index.whitening.moments import Moments
+from whiten_index.whitening.shrinkage import empirical_covariance
 from whiten_index.whitening.spectrum import real_rows, unit_rows
 
 # Above it Gao et al. (2021), SimCSE, take the pairs of STS-B as positive.

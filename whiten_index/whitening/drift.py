@@ -14,8 +14,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.whitening.directions import empirical_covariance, shrink
 from whiten_index.whitening.moments import Moments
+from whiten_index.whitening.shrinkage import empirical_covariance, shrink
 from whiten_index.whitening.spectrum import Spectrum, least_share, numerical_rank
 from whiten_index.whitening.transform import Whitening
 

@@ -65,15 +65,6 @@ def numerical_rank(eigenvalues: NDArray[np.float64], *, floor: float = 0.0) -> i
     return int((eigenvalues > least).sum()) if eigenvalues[0] > 0 else 0
 
 
-def require_directions(eigenvalues: NDArray[np.float64], *, count: float) -> None:
-    """Raise ``WhiteningError`` for a spectrum (d,) of rows that are all equal."""
-    if numerical_rank(eigenvalues) == 0:
-        raise WhiteningError(
-            f"all {count:g} embeddings are equal, so there is no direction to keep; "
-            "check the corpus, or use --whiten none"
-        )
-
-
 def variance_kept(eigenvalues: NDArray[np.float64], k: int) -> float:
     """Return the share of the total variance that the first k directions hold."""
     total = float(eigenvalues.sum())
@@ -123,7 +114,11 @@ class WidthSpec:
         At most the directions left: the rank, less ``remove_top``, of eigenvalues above ``floor``
         times the first. A share of the variance is that after ``remove_top``.
         """
-        require_directions(eigenvalues, count=count)
+        if numerical_rank(eigenvalues) == 0:
+            raise WhiteningError(
+                f"all {count:g} embeddings are equal, so there is no direction to keep; "
+                "check the corpus, or use --whiten none"
+            )
         rank, dim = numerical_rank(eigenvalues, floor=floor), len(eigenvalues)
         left = rank - remove_top
         if left < 1:

@@ -21,10 +21,12 @@ from whiten_index.artifacts.files import writing
 from whiten_index.artifacts.tensors import content_digest, read_tensors, write_tensors
 from whiten_index.errors import ArtifactError, ConfigError, WhiteningError, require_config
 from whiten_index.paths import shown
-from whiten_index.whitening.directions import find_directions
 from whiten_index.whitening.moments import Moments
+from whiten_index.whitening.shrinkage import empirical_covariance, shrinkage_coefficient
 from whiten_index.whitening.spectrum import (
     Real,
+    Spectrum,
+    WidthSpec,
     least_share,
     numerical_rank,
     real_rows,
@@ -170,21 +172,45 @@ class Whitening:
             moments = data
         else:
             moments = Moments.of(unit_rows(data) if config.normalize_input else data)
-        found = find_directions(moments, config)
+        dim = moments.dim
+        try:
+            covariance = empirical_covariance(moments, ddof=int(config.kind.reads_data))
+        except WhiteningError as error:
+            if 0 < moments.count <= 1:
+                raise WhiteningError(f"{error}, or use --whiten none") from error
+            raise
+        rho = shrinkage_coefficient(moments, config.shrinkage)
+        # The eigenvectors are those of the empirical covariance: shrunk to near the identity it
+        # would no longer distinguish them.
+        spectrum = Spectrum.of(covariance).shrunk(rho)
+        basis, variances, top = np.eye(dim), None, 0
+        if config.kind.reads_data:
+            # PCA, whitening-k (Su et al. 2021), all-but-the-top (Mu and Viswanath 2018).
+            top, wish = config.removed(dim), WidthSpec.parse(config.k)
+            if config.kind is Kind.ALL_BUT_THE_TOP and config.k is None:
+                wish = WidthSpec(full=True)
+            values, floor = spectrum.eigenvalues, config.floor or 0.0
+            k = wish.resolve(values, count=moments.count, floor=floor, remove_top=top)
+            basis = np.ascontiguousarray(spectrum.eigenvectors[:, top : top + k])
+        elif config.kind is Kind.TRUNCATE:
+            # As models of Matryoshka kind order coordinates (Kusupati et al. 2022).
+            config.require_dim(dim)
+            basis = np.eye(dim, config.width(dim) or dim)
+            variances = np.diag(covariance)[: basis.shape[1]].copy()
         fitted = cls(
             kind=config.kind,
             mean=moments.mean,
-            basis=found.basis,
-            eigenvalues=found.spectrum.eigenvalues,
+            basis=basis,
+            eigenvalues=spectrum.eigenvalues,
             exponent=config.gamma,
             center=config.centered,
             normalize_input=config.normalize_input,
             count=moments.count,
-            basis_variances=found.variances,
+            basis_variances=variances,
             estimator=parse_shrinkage(config.shrinkage)[0],
-            shrinkage=found.shrinkage,
+            shrinkage=rho,
             floor=config.floor or 0.0,
-            remove_top=found.remove_top,
+            remove_top=top,
             similarity=config.similarity,
         )
         if not np.isfinite(fitted.scales()).all():

@@ -1,84 +1,13 @@
-"""Directions of each kind of transform: B of x̃ = (x − μ) B diag(s).
-
-They come from the covariance, which may be shrunk: Σ* = (1 − ρ)Σ + ρ (tr Σ / d) I moves eigenvalues
-and leaves eigenvectors where they are.
-"""
+"""Shrinkage of a covariance: Σ* = (1 − ρ)Σ + ρ (tr Σ / d) I moves eigenvalues, not eigenvectors."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.errors import WhiteningError
 from whiten_index.whitening.moments import Moments
-from whiten_index.whitening.spectrum import Spectrum, WidthSpec
-from whiten_index.whitening.whitening_config import Kind, WhiteningConfig, parse_shrinkage
-
-
-@dataclass(frozen=True, eq=False)
-class Directions:
-    """A decomposed covariance, and the directions that a kind of transform takes of it."""
-
-    covariance: NDArray[np.float64]  # (d, d) float64, shrunk if configured
-    spectrum: Spectrum  # its eigenvalues and eigenvectors
-    shrinkage: float  # the coefficient it was shrunk by
-    count: float  # rows it was taken from
-    basis: NDArray[np.float64]  # (d, r) float64, B, orthonormal columns
-    # (r,) float64, of the data along the columns; None if they are the eigenvalues of the
-    # covariance after `remove_top`.
-    variances: NDArray[np.float64] | None = None
-    remove_top: int = 0  # number of first eigenvectors left out
-
-    @property
-    def dim(self) -> int:
-        """Width d."""
-        return len(self.covariance)
-
-
-def find_directions(moments: Moments, config: WhiteningConfig) -> Directions:
-    """Return the directions of the configured kind."""
-    try:
-        covariance = empirical_covariance(moments, ddof=int(config.kind.reads_data))
-    except WhiteningError as error:
-        if 0 < moments.count <= 1:
-            raise WhiteningError(f"{error}, or use --whiten none") from error
-        raise
-    rho = shrinkage_coefficient(moments, config.shrinkage)
-    # The eigenvectors are those of the empirical covariance: shrunk to near the identity it would
-    # no longer distinguish them.
-    spectrum = Spectrum.of(covariance).shrunk(rho)
-    whole = np.eye(moments.dim)
-    found = Directions(shrink(covariance, rho), spectrum, rho, moments.count, whole)
-    if config.kind is Kind.NONE:
-        return found
-    return _FINDERS[config.kind](found, config)
-
-
-def _leading(found: Directions, config: WhiteningConfig) -> Directions:
-    """PCA, whitening-k (Su et al. 2021), all-but-the-top (Mu and Viswanath 2018)."""
-    top, wish = config.removed(found.dim), WidthSpec.parse(config.k)
-    if config.kind is Kind.ALL_BUT_THE_TOP and config.k is None:
-        wish = WidthSpec(full=True)
-    values, floor = found.spectrum.eigenvalues, config.floor or 0.0
-    k = wish.resolve(values, count=found.count, floor=floor, remove_top=top)
-    basis = np.ascontiguousarray(found.spectrum.eigenvectors[:, top : top + k])
-    return replace(found, basis=basis, remove_top=top)
-
-
-def _truncate(found: Directions, config: WhiteningConfig) -> Directions:
-    """The first coordinates, as models of Matryoshka kind order them (Kusupati et al. 2022)."""
-    config.require_dim(found.dim)
-    k = config.width(found.dim) or found.dim
-    variances = np.diag(found.covariance)[:k].copy()
-    return replace(found, basis=np.eye(found.dim, k), variances=variances)
-
-
-_FINDERS: dict[Kind, Callable[[Directions, WhiteningConfig], Directions]] = {
-    Kind.PCA: _leading, Kind.WHITENING: _leading, Kind.ALL_BUT_THE_TOP: _leading,
-    Kind.TRUNCATE: _truncate,
-}  # fmt: skip
+from whiten_index.whitening.whitening_config import parse_shrinkage
 
 
 def empirical_covariance(moments: Moments, *, ddof: int = 1) -> NDArray[np.float64]:
