@@ -3,7 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from whiten_index.measure.results import COLUMNS, LATENCY, PER_ROW, Measured, Sweep, command_of
+from whiten_index.measure.results import (
+    ABSENT,
+    COLUMNS,
+    LATENCY,
+    PER_ROW,
+    Measured,
+    Sweep,
+    cell_of,
+    command_of,
+)
 
 _CODE, _STORED = "bytes of code", "bytes of table and index"
 # Bytes of a row: of the form that searches read first, and of all that is stored.
@@ -65,10 +74,7 @@ def _best(points: Sequence[Measured], measure: str) -> Measured | None:
 def cell(point: Measured | None, measure: str) -> str:
     """Return a point as a cell of the answer: figure with interval, name, bytes and latency."""
     if point is None:
-        return "–"
-    text, limits = COLUMNS[measure][1], point.limits(measure)
-    figure = text(point.number(measure) or 0.0)
-    figure += f" ({' to '.join(map(text, limits))})" if limits else ""
+        return ABSENT
     beside = []
     for path, words in ((PER_ROW, "code"), ("bytes.index", "index"), ("bytes.table", "table")):
         if (value := point.number(path)) is not None:
@@ -78,4 +84,4 @@ def cell(point: Measured | None, measure: str) -> str:
         shown += f"; ${COLUMNS['dollars'][1](price)} a month per million rows"
     if (slow := point.number(LATENCY)) is not None:
         shown += f"; {COLUMNS[LATENCY][1](slow)}"
-    return f"{figure}: {point.name}; {shown}"
+    return f"{cell_of(point, measure)}: {point.name}; {shown}"

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,15 @@ from whiten_index.errors import ConfigError, DatabaseError, WhiteningError
 from whiten_index.index.exact import Rows, Scores, exact_neighbours
 from whiten_index.index.vector_search import Search
 from whiten_index.measure.sweep_config import FP32, NONE, OURS, RAW, TRUNCATE, Point, SweepConfig
-from whiten_index.measure.trial import TOP_K, Dataset, Space, judge, open_space, skipped_record
+from whiten_index.measure.trial import (
+    TOP_K,
+    Dataset,
+    Space,
+    judge,
+    latency,
+    open_space,
+    skipped_record,
+)
 from whiten_index.paths import absolute
 from whiten_index.progress import Stages
 from whiten_index.vectordb.database_writer import DatabaseWriter, Find
@@ -154,9 +162,14 @@ class DatabaseSweep:
         if not wanted:
             return
         raw = open_space(self.config, dataset, exact, stages)
+
+        def search_exactly(queries: NDArray[Any], top_k: int) -> tuple[Scores, Rows]:
+            vectors = map(raw.vectors, dataset.embeddings.blocks())
+            return exact_neighbours(vectors, raw.vectors(queries), top_k)
+
         _, reference = judge(
-            dataset, partial(_search_exactly, dataset, raw), truth=raw.truth, raw_truth=raw.truth,
-            reference=None, metrics=_METRICS,
+            dataset, search_exactly, truth=raw.truth, raw_truth=raw.truth, reference=None,
+            metrics=_METRICS,
         )  # fmt: skip
         space, last = raw, exact.space
         for number, (setting, points) in enumerate(wanted, 1):
@@ -178,16 +191,6 @@ class DatabaseSweep:
         self, setting: Setting, rows: int, done: Collection[str]
     ) -> dict[Point, Effort | None]:
         return {p: effort for p, effort in setting.points(rows).items() if p.key not in done}
-
-
-def _search_exactly(
-    dataset: Dataset, space: Space, queries: NDArray[np.floating], top_k: int
-) -> tuple[Scores, Rows]:
-    vectors = (
-        space.whitening.vectors(raw).astype(np.float32) for raw in dataset.embeddings.blocks()
-    )
-    asked = space.whitening.vectors(queries).astype(np.float32)
-    return exact_neighbours(vectors, asked, top_k)
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,7 +242,7 @@ class Trial:
         writer.begin(pushed, layout)
         load, first = 0.0, 0
         for raw in self.dataset.embeddings.blocks():
-            vectors = whitening.vectors(raw).astype(np.float32)
+            vectors = self.space.vectors(raw)
             for some in blocks(range(len(raw)), _ROWS_AT_ONCE):
                 part = vectors[some.start : some.stop]
                 ids = pa.array(range(first, first + len(part)), pa.int64())
@@ -275,22 +278,17 @@ class Trial:
                 reference=self.reference, metrics=_METRICS,
             )  # fmt: skip
         one, many = (self._latencies(effort, clients) for clients in _CLIENTS)
-        halves = [float(np.median(some)) for some in np.array_split(one, 2)]
-        spread = max(halves) / min(halves)
         return {
             **found,
-            "latency_ms": {**_percentiles(one), "spread": spread, "clients": _CLIENTS[0]},
-            "latency_ms_many": {**_percentiles(many), "clients": _CLIENTS[1]},
+            "latency_ms": {**latency(np.array_split(one, 2)), "clients": _CLIENTS[0]},
+            "latency_ms_many": {**latency([many]), "clients": _CLIENTS[1]},
         }
-
-    def _vectors(self, queries: NDArray[np.floating]) -> NDArray[np.float32]:
-        return self.space.whitening.vectors(queries).astype(np.float32)
 
     def _search(self, find: Find) -> Search:
         def search(queries: NDArray[Any], top_k: int) -> tuple[Scores, Rows]:
             scores = np.full((len(queries), top_k), -np.inf, np.float32)
             rows = np.full((len(queries), top_k), -1, np.int64)
-            for place, hits in enumerate(find(self._vectors(queries), top_k)):
+            for place, hits in enumerate(find(self.space.vectors(queries), top_k)):
                 rows[place, : len(hits)] = [hit.id for hit in hits]
                 scores[place, : len(hits)] = [hit.score for hit in hits]
             return scores, rows
@@ -299,7 +297,7 @@ class Trial:
 
     def _latencies(self, effort: Effort | None, clients: int) -> NDArray[np.float64]:
         """Return the milliseconds of single queries of clients that search at the same time."""
-        vectors = self._vectors(self.dataset.queries)
+        vectors = self.space.vectors(self.dataset.queries)
         ready = threading.Barrier(clients)
 
         def ask(number: int) -> list[float]:
@@ -332,11 +330,6 @@ class Trial:
                 if not isinstance(error, threading.BrokenBarrierError):
                     raise error
             return np.concatenate([each.result() for each in asked])
-
-
-def _percentiles(milliseconds: NDArray[np.float64]) -> dict[str, float]:
-    found = np.percentile(milliseconds, (50, 95, 99)).tolist()
-    return dict(zip(("p50", "p95", "p99"), found, strict=True), queries=len(milliseconds))
 
 
 @contextmanager

@@ -35,6 +35,7 @@ _TRANSFORMS = {
 }  # fmt: skip
 _INDEXES = {"flat": "", "ivf": "IVF", "hnsw": "HNSW"}
 _NAMED = 3  # points of one reason that are named one by one
+ABSENT = "–"  # in tables
 
 
 class Measured:
@@ -345,6 +346,14 @@ COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
     "dollars": ("$ a month per million rows", lambda value: f"{value:,.2f}"),
     "exponent": ("γ", lambda value: f"{value:.3g}"),
 }
+
+
+def cell_of(point: Measured, path: str) -> str:
+    """Return a figure in its format, with its interval if it has one; a dash if it is unknown."""
+    (_, text), value, limits = COLUMNS[path], point.number(path), point.limits(path)
+    if value is None:
+        return ABSENT
+    return text(value) + (f" ({' to '.join(map(text, limits))})" if limits else "")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Report of a sweep: one HTML page with its charts, and its table as Markdown."""
 
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from whiten_index.artifacts.storage import Place
 from whiten_index.measure.charts import charts_of
 from whiten_index.measure.database_report import WAYS, answers, cell
 from whiten_index.measure.results import (
+    ABSENT,
     COLUMNS,
     LATENCY,
     PER_ROW,
@@ -20,6 +20,7 @@ from whiten_index.measure.results import (
     Measured,
     Sweep,
     by_reason,
+    cell_of,
     fields_of,
     front,
     notes,
@@ -29,16 +30,7 @@ from whiten_index.measure.results import (
 )
 from whiten_index.paths import plain_markdown, without_controls
 
-ABSENT = "–"
 REPORT = "report.html"
-
-
-def _cell(point: Measured, path: str, text: Callable[[float], str]) -> str:
-    """Return a figure with its interval, where it has one."""
-    value, limits = point.number(path), point.limits(path)
-    if value is None:
-        return ABSENT
-    return text(value) + (f" ({' to '.join(map(text, limits))})" if limits else "")
 
 
 class _Section:
@@ -57,8 +49,8 @@ class _Section:
 
         self.points = points = sorted(sweep.points, key=place)
         columns = {"setting": [point.name for point in points]}
-        for path, (name, text) in COLUMNS.items():
-            columns[name] = [_cell(point, path, text) for point in points]
+        for path, (name, _) in COLUMNS.items():
+            columns[name] = [cell_of(point, path) for point in points]
             if path == gain:
                 columns[f"{name} difference, 95%"] = [point.interval or ABSENT for point in points]
         tuned = [(p.record.get("parameters") or {}).items() for p in points]
@@ -144,22 +136,17 @@ def write_report(place: Place) -> Path:
     folder, mirror = place_of(place)
     mirror.latest(folder / RESULTS)
     with fields_of(folder / RESULTS):
-        written = _files(read_sweeps(folder / RESULTS))
+        sweeps = read_sweeps(folder / RESULTS)
+        named = titles(sweeps)
+        sections = [_Section(sweep, named[sweep.run]) for sweep in sweeps]
+        written = {"report.md": "\n\n".join(each.to_markdown() for each in sections) + "\n"}
+        if all(map(find_spec, ("matplotlib", "jinja2"))):
+            written[REPORT] = _page(sections)
     for name, text in written.items():
         with writing(folder / name):
             data = without_controls(text).encode("utf-8", "replace")
             mirror.replace(folder / name, data, ANY)
     return folder / next(reversed(written))
-
-
-def _files(sweeps: list[Sweep]) -> dict[str, str]:
-    """Return name -> text of the files of a report, that to be read last."""
-    named = titles(sweeps)
-    sections = [_Section(sweep, named[sweep.run]) for sweep in sweeps]
-    written = {"report.md": "\n\n".join(each.to_markdown() for each in sections) + "\n"}
-    if all(map(find_spec, ("matplotlib", "jinja2"))):
-        written[REPORT] = _page(sections)
-    return written
 
 
 def _page(sections: list[_Section]) -> str:

@@ -46,22 +46,22 @@ _MEASURES = 1
 _LEAST_ROWS = 100
 
 
-@dataclass(frozen=True)
+@dataclass(kw_only=True)
 class SweepReport:
-    """Outcome of a sweep."""
+    """Outcome of a sweep: points that were measured, found in the results, and skipped."""
 
     results: Path
-    runs: tuple[str, ...]  # one, or one of each database
+    runs: list[str] = field(default_factory=list)  # one, or one of each database
     dataset: dict[str, Any]
-    measured: int
-    found: int
-    skipped: dict[str, str]
+    measured: int = 0
+    found: int = 0
+    skipped: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float]
     stage_rows: dict[str, int]
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
-        return {**vars(self), "results": named(self.results), "runs": list(self.runs)}
+        return {**vars(self), "results": named(self.results)}
 
 
 def plan_sweep(config: SweepConfig, *, progress: Progress | None = None) -> dict[str, Any]:
@@ -140,52 +140,32 @@ def run_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Sweep
             with writing(work):
                 work.mkdir()
             dataset = prepare_dataset(config, encoded, judged, stages)
-            tally = _measured(config, dataset, results, work, stages)
+            return _measured(config, dataset, results, work, stages)
         finally:
             discard(work)
-    return SweepReport(
-        results=results.path,
-        runs=tuple(tally.runs),
-        dataset=dataset.facts,
-        measured=tally.measured,
-        found=tally.found,
-        skipped=tally.skipped,
-        seconds=dict(stages.seconds),
-        stage_rows=dict(stages.rows),
-    )
-
-
-@dataclass
-class _Tally:
-    """Counts of the points that were measured, found in the results, and skipped."""
-
-    runs: list[str] = field(default_factory=list)
-    measured: int = 0
-    found: int = 0
-    skipped: dict[str, str] = field(default_factory=dict)
-
-    def take(
-        self, results: Results, run: Sweep, records: Iterable[Record], wanted: Set[str]
-    ) -> None:
-        """Write the records of a run."""
-        self.runs.append(run.run)
-        self.found += len(run.by_key.keys() & wanted)
-        for record in records:
-            key, why = record["key"], record.get("why")
-            self.measured += why is None
-            if why is not None:
-                self.skipped[key] = why
-            # A reason that the file has already is not written again.
-            if why is None or run.skipped.get(key) != why:
-                results.append({**record, "run": run.run, "time": _now()})
 
 
 def _measured(
     config: SweepConfig, dataset: Dataset, results: Results, work: Path, stages: Stages
-) -> _Tally:
+) -> SweepReport:
     """Measure what the results lack, in FAISS or inside each database, and write it to them."""
     shape = {"dim": dataset.dim, "rank": dataset.spectrum.rank, "rows": dataset.rows}
-    tally = _Tally()
+    report = SweepReport(
+        results=results.path, dataset=dataset.facts, seconds=stages.seconds, stage_rows=stages.rows
+    )
+
+    def take(run: Sweep, records: Iterable[Record], wanted: Set[str]) -> None:
+        report.runs.append(run.run)
+        report.found += len(run.by_key.keys() & wanted)
+        for record in records:
+            key, why = record["key"], record.get("why")
+            report.measured += why is None
+            if why is not None:
+                report.skipped[key] = why
+            # A reason that the file has already is not written again.
+            if why is None or run.skipped.get(key) != why:
+                results.append({**record, "run": run.run, "time": _now()})
+
     for address in config.databases:
         inside = DatabaseSweep(config, address)
         settings, _ = inside.settings(**shape)
@@ -193,14 +173,14 @@ def _measured(
         release = inside.engine_release()
         run = _started(results, _header(config, dataset, (address, release)), stages)
         records = inside.measure(dataset, set(run.by_key), stages)
-        tally.take(results, run, records, wanted)
+        take(run, records, wanted)
     if not config.databases:
         points = grid(config, **shape)
         run = _started(results, _header(config, dataset), stages)
         done = set(run.by_key)
         records = measure_points(config, dataset, points, done, work, stages)
-        tally.take(results, run, records, {point.key for point in points.points})
-    return tally
+        take(run, records, {point.key for point in points.points})
+    return report
 
 
 def _started(results: Results, first: Record, stages: Stages) -> Sweep:

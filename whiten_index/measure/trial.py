@@ -111,6 +111,10 @@ class Space:
     truth: NDArray[np.int64]
     pieces: float | None = None  # score by pieces of the texts, where ``auto`` has them cut
 
+    def vectors(self, raw: NDArray[np.floating]) -> NDArray[np.float32]:
+        """Return the vectors (n, k) of raw embeddings (n, d)."""
+        return self.whitening.vectors(raw).astype(np.float32)
+
 
 def open_space(config: SweepConfig, dataset: Dataset, point: Point, stages: Stages) -> Space:
     """Fit the transform of a point and find the exact neighbours among its vectors, by numpy."""
@@ -150,7 +154,7 @@ def _transform(
     )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Made:
     """An index on disk and its figures."""
 
@@ -241,13 +245,11 @@ class Trial:
         rounds = [[self._time_once(self.search_of(made)) for made in turns] for _ in range(_ROUNDS)]
         for turn, made in enumerate(turns):
             single, speeds = zip(*(each[turn] for each in rounds), strict=True)
-            medians = [float(np.median(some)) for some in single]
-            p50, p95, p99 = np.percentile(np.concatenate(single), (50, 95, 99)).tolist()
             made.record["latency_ms"] = {
-                "p50": p50, "p95": p95, "p99": p99, "spread": max(medians) / min(medians),
-                "rounds": _ROUNDS, "queries": sum(map(len, single)),
+                **latency(single),
+                "rounds": _ROUNDS,
                 "threads": self.config.search_threads,
-            }  # fmt: skip
+            }
             made.record["throughput"] = {
                 "queries_per_second": float(np.median(speeds)),
                 "batch": len(self.dataset.queries[:_BATCH]),
@@ -320,16 +322,13 @@ class Trial:
             },
             "seconds": {**seconds, "total": sum(seconds.values())},
         }  # fmt: skip
-        return self._judged(Made(point, space, folder, record), reference)
-
-    def _judged(self, made: Made, reference: Made | None) -> Made:
-        """Add what the searches of an index find to its record."""
-        found, ndcg = judge(
-            self.dataset, self.search_of(made), truth=self._truth(made), raw_truth=self.raw_truth,
+        this = Made(point, space, folder, record)
+        found, this.ndcg = judge(
+            dataset, self.search_of(this), truth=self._truth(this), raw_truth=self.raw_truth,
             reference=None if reference is None else reference.ndcg,
         )  # fmt: skip
-        made.record.update(found)
-        return replace(made, ndcg=ndcg)
+        record.update(found)
+        return this
 
     def _fill_peer(self, factory: str, folder: Path, stages: Stages) -> IndexBytes:
         """Make an index with FAISS's own transforms of raw rows."""
@@ -375,6 +374,14 @@ class Trial:
                 encoded.store, encoded.record, whitening, candidates=most, subset=dataset.subset
             )
         return lambda queries, top_k: bundle.search(queries, top_k, rescorer=again, by_row=True)
+
+
+def latency(runs: Sequence[NDArray[np.float64]]) -> dict[str, float]:
+    """Return percentiles of milliseconds, and the ratio of the medians of several runs."""
+    medians = [float(np.median(some)) for some in runs]
+    found = np.percentile(np.concatenate(runs), (50, 95, 99)).tolist()
+    named = dict(zip(("p50", "p95", "p99"), found, strict=True))
+    return {**named, "spread": max(medians) / min(medians), "queries": sum(map(len, runs))}
 
 
 def judge(
