@@ -29,7 +29,7 @@ from whiten_index.encoding.encoder import Encoder
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.load_encoder import local_model
 from whiten_index.encoding.models import ModelFolder
-from whiten_index.encoding.pooling import Pooling, pool
+from whiten_index.encoding.pooling import pool
 from whiten_index.encoding.spec import EncoderFacts, EncoderSpec
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.evaluation.metrics import correlate, pair_cosines
@@ -72,7 +72,7 @@ class StateEncoder(Encoder):
 
     def pooled(self, states: Sequence[Tensor], mask: Tensor) -> Tensor:
         """Return the pooled states (n, P·S·d)."""
-        poolings = map(Pooling, self.spec.pooling.split("+"))
+        poolings = self.spec.pooling.split("+")
         return torch.cat([pool(one, mask, each) for each in poolings for one in states], dim=1)
 
 

@@ -169,7 +169,8 @@ def transfer(data: tuple[str, ...], names: tuple[str, ...], folds: int, **option
     tasks = [read_task(path) for path in task_files(paths, names)]
     bars = terminal.Bars()
     report = evaluate_transfer(config, tasks, folds=folds, progress=bars)
-    measure_commands.show_report(report, "accuracy × 100", _accuracy)
+    lines = measure_commands.report_lines(report, "accuracy × 100", _accuracy)
+    terminal.show(report, lines)
 
 
 def _accuracy(figures: Mapping[str, Any]) -> dict[str, Any]:

@@ -63,9 +63,7 @@ class LogLines(Progress):
         print(plain_json(json.dumps(line, default=str)), flush=True)
 
 
-def log(event: str, /, **fields: Any) -> None:
-    """Print one JSON line."""
-    LogLines().log(event, **fields)
+log = LogLines().log
 
 
 @dataclass(frozen=True)

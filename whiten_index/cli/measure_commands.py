@@ -13,6 +13,7 @@ from whiten_index.cli.schema_options import (
     given,
     json_option,
     pairs,
+    plan_option,
     schema_options,
     with_options,
 )
@@ -32,9 +33,7 @@ if TYPE_CHECKING:
 @config_option
 @schema_options(SweepOptions)
 @schema_options(EncodeOptions, without=("store",))
-@click.option(
-    "--plan", is_flag=True, help="Only print the points to measure and the rows to encode."
-)
+@plan_option
 @json_option
 def sweep(plan: bool, **options: Any) -> None:
     """Measure widths, transforms, codecs and indexes side by side on a CORPUS; recommend one.
@@ -166,12 +165,7 @@ _pair_options: Callable[[Any], Any] = with_options(
 Figures = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
-def show_report(report: Mapping[str, Any], title: str, figures: Figures) -> None:
-    """Print a report: as JSON, or a table with the ``figures`` of each set in each space."""
-    terminal.show(report, _report_lines(report, title, figures))
-
-
-def _report_lines(report: Mapping[str, Any], title: str, figures: Figures) -> Iterator[str]:
+def report_lines(report: Mapping[str, Any], title: str, figures: Figures) -> Iterator[str]:
     """Yield the encoder, the cells by ``figures`` of each set and space, the counts of each set."""
     # A run that is judged has no encoder.
     if facts := report["encoder"]:
@@ -248,7 +242,7 @@ def sts(**options: Any) -> None:
 
     config, sets = _config_and_pairs(options)
     report = evaluate_sts(config, sets, progress=terminal.Bars())
-    show_report(report, "spearman × 100", _correlations)
+    terminal.show(report, report_lines(report, "spearman × 100", _correlations))
 
 
 def _correlations(figures: Mapping[str, Any]) -> dict[str, Any]:
@@ -273,7 +267,7 @@ def geometry(**options: Any) -> None:
 
     config, sets = _config_and_pairs(options, unscored=True)
     report = evaluate_geometry(config, sets, progress=terminal.Bars())
-    show_report(report, "", _shape)
+    terminal.show(report, report_lines(report, "", _shape))
 
 
 def _shape(figures: Mapping[str, Any]) -> dict[str, str]:
@@ -311,4 +305,4 @@ def retrieval(data: tuple[str, ...], **options: Any) -> None:
             for name in config.metrics
         }
 
-    show_report(report, "× 100 (95 % interval)", cells)
+    terminal.show(report, report_lines(report, "× 100 (95 % interval)", cells))

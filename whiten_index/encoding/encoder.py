@@ -17,7 +17,7 @@ from whiten_index.encoding.batching import BatchEncoder, Batches, BatchRun
 from whiten_index.encoding.encoder_config import BackendName, EncoderConfig, chosen_devices
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.openvino import OpenVinoStates
-from whiten_index.encoding.pooling import Pooling, mean_layers, pool
+from whiten_index.encoding.pooling import mean_layers, pool
 from whiten_index.encoding.products import TORCH, has_bfloat16, use_fastest_products
 from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.encoding.transformer import LayerStates, load_head, load_transformer
@@ -201,7 +201,7 @@ class Encoder(BatchEncoder):
 
     def pooled(self, states: Sequence[Tensor], mask: Tensor) -> Tensor:
         """Return (n, d) float32 of the states (n, t, d) of each layer."""
-        pooled = pool(mean_layers(states), mask, Pooling(self.spec.pooling))
+        pooled = pool(mean_layers(states), mask, self.spec.pooling)
         if self._head is None:
             return pooled
         rows = pad(pooled, (0, 0, 0, max(self._fewest_rows - len(pooled), 0)))

@@ -18,7 +18,7 @@ DtypeName = Literal["float32", "bfloat16", "float16"]
 BackendName = Literal["torch", "openvino", "onnx"]
 POOLINGS: tuple[str, ...] = get_args(PoolingName)
 _MOST_THREADS = 1024
-BACKEND_HELP = (
+_BACKEND_HELP = (
     "Library that computes embeddings; openvino, on CPUs, takes less time for one query, and onnx "
     "needs no torch."
 )
@@ -45,6 +45,23 @@ class ModelOptions:
     revision: str | None = option("Commit or branch on the hub.", MODEL, default=None)
     trust_remote_code: bool = option(
         "Run Python code that comes with the model.", MODEL, default=False
+    )
+
+
+@schema
+class OpeningOptions:
+    """Options of how the encoder of an index is opened."""
+
+    model: str | None = option(
+        "Where the index's own encoder is now, if it moved.", MODEL, default=None
+    )
+    trust_remote_code: bool = option(
+        "Run Python code that comes with the model.", MODEL, default=False
+    )
+    device: str = option("Device of the encoder.", RESOURCES, default="auto")
+    backend: BackendName = option(_BACKEND_HELP, RESOURCES, default="torch")
+    threads: int | None = option(
+        "CPU threads of encoder and FAISS.", RESOURCES, default=None, ge=1, le=_MOST_THREADS
     )
 
 
@@ -102,7 +119,7 @@ class EncoderConfig(ApiOptions, ModelOptions):
     device: str = option(
         "auto (every GPU), cpu, cuda:1, mps, or several: cuda:0,cuda:1.", RESOURCES, default="auto"
     )
-    backend: BackendName = option(BACKEND_HELP, RESOURCES, default="torch")
+    backend: BackendName = option(_BACKEND_HELP, RESOURCES, default="torch")
     threads: int | None = option(
         "CPU threads of the encoder and of FAISS.",
         RESOURCES,

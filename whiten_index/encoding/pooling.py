@@ -4,23 +4,12 @@ Layers are counted as in ``hidden_states``: 0 is the embedding layer, L the last
 """
 
 from collections.abc import Sequence
-from enum import Enum
 
 import torch
 from torch import Tensor
 
+from whiten_index.encoding.encoder_config import POOLINGS
 from whiten_index.errors import EncoderError
-
-
-class Pooling(Enum):
-    """Tokens that make the embedding."""
-
-    MEAN = "mean"
-    CLS = "cls"
-    MAX = "max"
-    LAST = "last"
-    WEIGHTED_MEAN = "weightedmean"  # later tokens count more (SGPT, arXiv 2202.08904)
-    MEAN_SQRT_LENGTH = "mean_sqrt_len_tokens"  # the sum by the root of the number of tokens
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
@@ -41,26 +30,28 @@ def mean_layers(states: Sequence[Tensor]) -> Tensor:
     return torch.stack([state.float() for state in states]).mean(dim=0)
 
 
-def pool(states: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
+def pool(states: Tensor, mask: Tensor, pooling: str) -> Tensor:
     """Return the pooled states (n, d) in float32 of states (n, t, d) and a mask (n, t).
 
-    The padding may be on either side.
+    The padding may be on either side. With weightedmean later tokens count more (SGPT, arXiv
+    2202.08904); mean_sqrt_len_tokens divides the sum by the root of the number of tokens.
     """
+    assert pooling in POOLINGS, pooling
     states = states.float()
     rows = torch.arange(len(states), device=states.device)
-    if pooling is Pooling.CLS:
+    if pooling == "cls":
         return states[rows, mask.int().argmax(dim=1)]
-    if pooling is Pooling.LAST:
+    if pooling == "last":
         positions = torch.arange(mask.shape[1], device=mask.device)
         return states[rows, (mask.int() * positions).argmax(dim=1)]
-    if pooling is Pooling.MAX:
+    if pooling == "max":
         lowest = torch.finfo(states.dtype).min
         return states.masked_fill(mask.unsqueeze(-1) == 0, lowest).amax(dim=1)
-    weight = mask * mask.cumsum(dim=1) if pooling is Pooling.WEIGHTED_MEAN else mask
+    weight = mask * mask.cumsum(dim=1) if pooling == "weightedmean" else mask
     weight = weight.to(states.dtype)
     # A product reads the states once and makes no weighted copy of them.
     mean = torch.bmm(weight.unsqueeze(1), states).squeeze(1)
     mean = mean / weight.sum(dim=1, keepdim=True).clamp(min=1)
-    if pooling is Pooling.MEAN_SQRT_LENGTH:
+    if pooling == "mean_sqrt_len_tokens":
         return mean * mask.sum(dim=1, keepdim=True).to(states.dtype).sqrt()
     return mean

@@ -3,12 +3,7 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from whiten_index.encoding.encoder_config import (
-    BACKEND_HELP,
-    ApiOptions,
-    BackendName,
-    EncoderConfig,
-)
+from whiten_index.encoding.encoder_config import ApiOptions, EncoderConfig, OpeningOptions
 from whiten_index.errors import ConfigError
 from whiten_index.options import (
     MODEL,
@@ -82,23 +77,12 @@ class GateConfig:
 
 
 @schema
-class PublishedOptions(ApiOptions):
+class PublishedOptions(OpeningOptions, ApiOptions):
     """Options of a command that works on a published version and its corpus."""
 
     index: str = option("Folder of the index.", OUTPUT)
     store: str | None = option(
         "Folder of the raw embeddings.", OUTPUT, default=None, shown="as in the published version"
-    )
-    model: str | None = option(
-        "Place of the same encoder.", MODEL, default=None, shown="as in the published version"
-    )
-    trust_remote_code: bool = option(
-        "Run Python code that comes with the model.", MODEL, default=False
-    )
-    device: str = option("Device of the encoder.", RESOURCES, default="auto")
-    backend: BackendName = option(BACKEND_HELP, RESOURCES, default="torch")
-    threads: int | None = option(
-        "CPU threads of encoder and FAISS.", RESOURCES, default=None, ge=1, le=1024
     )
 
     def __post_init__(self) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 from whiten_index.artifacts.files import read_bounded, reading
-from whiten_index.encoding.encoder_config import BACKEND_HELP, BackendName
+from whiten_index.encoding.encoder_config import OpeningOptions
 from whiten_index.errors import ConfigError
-from whiten_index.options import INDEX, MODEL, RESOURCES, option, parse_bytes, schema
+from whiten_index.options import INDEX, option, parse_bytes, schema
 
 SERVER, LIMITS = "Server", "Limits"
 TOKEN_VARIABLE = "WHITEN_INDEX_TOKEN"
@@ -18,7 +18,7 @@ _SHORTEST_TOKEN = 16
 
 
 @schema
-class ServeOptions:
+class ServeOptions(OpeningOptions):
     """Options of ``whiten-index serve``.
 
     Raises:
@@ -74,17 +74,6 @@ class ServeOptions:
         "Memory for the comparison of an index with its raw embeddings; 0 for none.",
         INDEX,
         default="2GiB",
-    )
-    model: str | None = option(
-        "Where the indexes' own encoder is now, if it moved.", MODEL, default=None
-    )
-    trust_remote_code: bool = option(
-        "Run Python code that comes with the model.", MODEL, default=False
-    )
-    device: str = option("Device of the encoder.", RESOURCES, default="auto")
-    backend: BackendName = option(BACKEND_HELP, RESOURCES, default="torch")
-    threads: int | None = option(
-        "CPU threads of encoder and FAISS.", RESOURCES, default=None, ge=1, le=1024
     )
     max_body: str | int = option("Size of a request.", LIMITS, default="4MiB")
     max_texts: int = option("Texts or embeddings of a request.", LIMITS, default=256, ge=1)

@@ -16,7 +16,7 @@ from whiten_index.artifacts.files import walk_files
 from whiten_index.artifacts.prefetch import blocks
 from whiten_index.encoding.export_st import Module, flush, pooling_module, write_folder
 from whiten_index.encoding.models import ModelFolder
-from whiten_index.encoding.pooling import Pooling, pool
+from whiten_index.encoding.pooling import pool
 from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.encoding.transformer import load_transformer
 from whiten_index.errors import ConfigError, EncoderError
@@ -73,7 +73,7 @@ class ContrastiveModel(nn.Module):
     """
 
     def __init__(
-        self, encoder: Any, head: Head, *, temperature: float, pooling: Pooling, views: int
+        self, encoder: Any, head: Head, *, temperature: float, pooling: str, views: int
     ) -> None:
         super().__init__()
         self.encoder: Any = encoder
@@ -134,7 +134,7 @@ def contrastive_model(
         encoder.train(),
         Head(folder.hidden_size, whitening),
         temperature=config.temperature,
-        pooling=Pooling(spec.pooling),
+        pooling=spec.pooling,
         views=config.views,
     )
     return model, Collator(
