@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from whiten_index import BuildConfig, build_index
 from whiten_index.corpus.corpus_config import CorpusConfig
-from whiten_index.evaluation.metrics import evaluate
+from whiten_index.evaluation.metrics import evaluate_each
 from whiten_index.pipeline.build_options import TransformName
 from whiten_index.search.search_index import SearchIndex
 
@@ -77,4 +77,5 @@ def quality(data: Path, index: SearchIndex) -> dict[str, float]:
         str(r.query_id): dict(zip(map(str, r.ids), r.scores, strict=True))
         for r in index.rank(queries, top_k=_TOP_K)
     }
-    return {name: 100 * value for name, value in evaluate(judged, run, METRICS).items()}
+    scores = {name: list(evaluate_each(judged, run, name).values()) for name in METRICS}
+    return {name: 100 * sum(each) / len(each) for name, each in scores.items()}

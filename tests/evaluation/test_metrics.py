@@ -8,7 +8,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from whiten_index.evaluation.metrics import evaluate, mean_interval, spearman
+from tests.helpers.judged import evaluate
+from whiten_index.evaluation.metrics import mean_interval, spearman
 
 Grades, Scores = Mapping[str, int], Mapping[str, float]
 

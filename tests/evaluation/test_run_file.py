@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.helpers.judged import evaluate
 from whiten_index.errors import CorpusError
-from whiten_index.evaluation.metrics import evaluate
 from whiten_index.evaluation.trec_run import RUN_ENDINGS, Ranking, read_run, write_run
 
 METRICS = ("ndcg@10", "recall@20", "mrr@10", "map@20")

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from tests.helpers import tiny_models
 from tests.helpers.builds import closed_form
+from tests.helpers.judged import evaluate
 from whiten_index import Whitening, build_index, load_encoder
 from whiten_index.errors import ConfigError
-from whiten_index.evaluation.metrics import evaluate, spearman
+from whiten_index.evaluation.metrics import spearman
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.whitening.spectrum import unit_rows
 from whiten_index.whitening.whitening_config import WhiteningConfig

@@ -1,7 +1,6 @@
 """``eval geometry``: pairs through a tiny encoder, checked by the measures on its embeddings."""
 
 import json
-from dataclasses import asdict
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +9,7 @@ import pytest
 
 from tests.helpers.bad_input import run
 from whiten_index import Moments, Whitening, load_encoder
-from whiten_index.evaluation.geometry_scores import Geometry, alignment
+from whiten_index.evaluation.geometry_scores import alignment, geometry
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
 PAIRS = 40
@@ -58,7 +57,7 @@ def test_alignment_is_of_the_pairs_above_the_score_and_the_rest_of_all_texts(
     assert found["alignment"] == pytest.approx(alignment(u, v), rel=1e-5)
     assert (found["positive_pairs"], found["pairs"]) == (len(high), len(dev))
     texts = dict.fromkeys([*(first[i] for i in dev), *(second[i] for i in dev)])
-    expected = asdict(Geometry.of(encode(tiny_model, list(texts))))
+    expected = geometry(encode(tiny_model, list(texts)))
     assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
@@ -74,5 +73,5 @@ def test_transforms_are_shown_beside_the_raw_embeddings(pairs, columns, tiny_mod
     texts = [*np.array(columns["sentence1"])[dev], *np.array(columns["sentence2"])[dev]]
     cloud = whitening.apply(encode(tiny_model, list(dict.fromkeys(texts))))
     found = report["runs"][1]["datasets"]["STS-B"]
-    assert found["isoscore"] == pytest.approx(Geometry.of(cloud).isoscore, rel=1e-3)
+    assert found["isoscore"] == pytest.approx(geometry(cloud)["isoscore"], rel=1e-3)
     assert found["isoscore"] > report["datasets"]["STS-B"]["isoscore"]

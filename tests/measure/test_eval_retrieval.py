@@ -11,9 +11,9 @@ from tests.helpers import tiny_models
 from tests.helpers.builds import cosines
 from tests.helpers.code_models import edit_json
 from tests.helpers.corpora import write_judged, write_set
+from tests.helpers.judged import evaluate
 from whiten_index.encoding.load_encoder import load_encoder
 from whiten_index.errors import ConfigError
-from whiten_index.evaluation.metrics import evaluate
 from whiten_index.evaluation.trec_run import read_run
 from whiten_index.measure.eval_config import RetrievalConfig
 from whiten_index.measure.evaluate_retrieval import evaluate_retrieval

@@ -178,17 +178,7 @@ _BESIDES = ("kind", "fingerprint")
 
 
 class EncoderOpening(TypedDict, total=False):
-    """Options for loading the encoder that an index names.
-
-    Attributes:
-        model: where the encoder is now, if no longer where it was; it must be the same one. What
-            is named here may be fetched from the hub; what the index names is not.
-        trust_remote_code: let the encoder run Python code that comes with its model.
-        device: of the encoder: ``auto``, ``cpu``, ``cuda``.
-        backend: ``torch``; ``openvino`` on a CPU, which takes less time for one query; ``onnx``.
-        threads: CPU threads of the encoder.
-        base_url: endpoint of an API's model, by default OPENAI_BASE_URL; never the index's own.
-    """
+    """Options for loading the encoder that an index names; see ``open_index``."""
 
     model: str | None
     trust_remote_code: bool

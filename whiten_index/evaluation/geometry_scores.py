@@ -4,7 +4,6 @@ Rows of zeros have no direction and are left out everywhere.
 """
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,32 +20,20 @@ _LEAST_ROWS = 3
 _BLOCK_BYTES = 8 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Geometry:
-    """The shape of a cloud of vectors; cosines are of pairs of distinct rows."""
-
-    rows: int  # measured
-    mean_cosine: float  # of all pairs; 0 where directions are even
-    isoscore: float  # 0 (one direction) to 1 (the same variance in every direction)
-    effective_rank: float  # directions in use, 1 to the width
-    uniformity: float  # lower is more even; about -4 is the least in many dims
-    zero_rows: int  # rows of zeros, left out of the above
-
-    @classmethod
-    def of(cls, vectors: ArrayLike) -> "Geometry":
-        """Measure vectors (n, d) of any float type, in O(n²d) time and a few blocks of memory."""
-        rows, zero_rows = _directed(vectors, least=_LEAST_ROWS)
-        n = len(rows)
-        spectrum = _spectrum(rows)
-        total = unit_rows(rows).sum(axis=0)
-        return cls(
-            rows=n,
-            mean_cosine=float(total @ total - n) / (n * (n - 1)),
-            isoscore=_isoscore(spectrum),
-            effective_rank=_effective_rank(spectrum),
-            uniformity=uniformity(rows),
-            zero_rows=zero_rows,
-        )
+def geometry(vectors: ArrayLike) -> dict[str, float]:
+    """Measure the shape of vectors (n, d), in O(n²d) time and a few blocks of memory."""
+    rows, zero_rows = _directed(vectors, least=_LEAST_ROWS)
+    n, spectrum, total = len(rows), _spectrum(rows), unit_rows(rows).sum(axis=0)
+    return {
+        "rows": n,  # measured
+        # Of all pairs of distinct rows; 0 where directions are even.
+        "mean_cosine": float(total @ total - n) / (n * (n - 1)),
+        "isoscore": _isoscore(spectrum),
+        "effective_rank": _effective_rank(spectrum),  # directions in use, 1 to the width
+        # Lower is more even; about -4 is the least in many dims.
+        "uniformity": uniformity(rows),
+        "zero_rows": zero_rows,  # left out of the above
+    }
 
 
 def _effective_rank(eigenvalues: NDArray[np.float64]) -> float:

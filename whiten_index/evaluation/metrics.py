@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,19 +18,13 @@ _METRIC = re.compile(r"([a-z]+)@0*([1-9][0-9]{0,6})")
 _DEEPEST = 1_000_000
 
 
-def evaluate(qrels: Qrels, run: Run, metrics: Sequence[str]) -> dict[str, float]:
-    """Return the mean of each metric over the judged queries, in 0 … 1.
+def evaluate_each(qrels: Qrels, run: Run, metric: str) -> dict[str, float]:
+    """Return the metric of each judged query, in 0 … 1 and in the order of the qrels.
 
     A query of the qrels that the run lacks counts 0; queries without a relevant document are
-    left out, as BEIR does. A grade of 0 or less is not relevant. Metrics are such as ``ndcg@10``,
+    left out, as BEIR does. A grade of 0 or less is not relevant. A metric is such as ``ndcg@10``,
     ``recall@100``, ``mrr@10``, ``map@100``.
     """
-    scores = {metric: evaluate_each(qrels, run, metric) for metric in metrics}
-    return {metric: sum(each.values()) / max(len(each), 1) for metric, each in scores.items()}
-
-
-def evaluate_each(qrels: Qrels, run: Run, metric: str) -> dict[str, float]:
-    """Return the metric of each judged query, in the order of the qrels; see ``evaluate``."""
     pytrec_eval = require_evaluator()
     name, cut = parse_metric(metric)
     judged = {

@@ -33,16 +33,14 @@ def importing(package: str, *, of: str, extra: str) -> Iterator[None]:
 
 def noted(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings that frameworks write down; ``ConfigError`` if they hold a permission."""
-    if "trust_remote_code" in settings:
-        raise ConfigError(
-            "trust_remote_code is among written settings or options, and a file gives no "
-            "permission; remove it there, and give it as an argument in Python"
-        )
-    if "base_url" in settings:
-        raise ConfigError(
-            "base_url is among written settings or options, and no file says where texts and keys "
-            "are sent; remove it there, and set OPENAI_BASE_URL"
-        )
+    for name, why in {
+        "trust_remote_code": "a file gives no permission; remove it there, and give it as an "
+        "argument in Python",
+        "base_url": "no file says where texts and keys are sent; remove it there, and set "
+        "OPENAI_BASE_URL",
+    }.items():
+        if name in settings:
+            raise ConfigError(f"{name} is among written settings or options, and {why}")
     return dict(settings)
 
 

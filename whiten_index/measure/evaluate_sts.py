@@ -3,14 +3,13 @@
 import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.errors import ConfigError, require_config
-from whiten_index.evaluation.geometry_scores import POSITIVE_ABOVE, Geometry, alignment
+from whiten_index.evaluation.geometry_scores import POSITIVE_ABOVE, alignment, geometry
 from whiten_index.evaluation.metrics import (
     AGGREGATIONS,
     MEASURES,
@@ -120,7 +119,7 @@ def average(datasets: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-# Geometry is of all pairs of texts, so its time grows with their square.
+# Uniformity is of all pairs of texts, so its time grows with their square.
 _MOST_TEXTS = 10_000
 
 
@@ -168,7 +167,7 @@ def _measure(each: StsSet, embedder: TextEmbedder, spaces: Spaces, *, seed: int)
         try:
             figures: dict[str, Any] = {
                 "alignment": alignment(*map(space.apply, sides)) if sides else None,
-                **asdict(Geometry.of(space.apply(cloud))),
+                **geometry(space.apply(cloud)),
             }
         except ConfigError as error:
             raise ConfigError(f"{each.name}, {space.name}: {error}") from error

@@ -467,9 +467,10 @@ def open_index(
             is named here may be fetched from the hub; what the index names is not.
         trust_remote_code: let the encoder run Python code that comes with its model.
         device: of the encoder: ``auto``, ``cpu``, ``cuda``.
-        backend: ``torch``, or ``openvino`` on a CPU, which takes less time for one query.
+        backend: ``torch``; ``openvino`` on a CPU, which takes less time for one query; ``onnx``.
         threads: CPU threads of the encoder and of FAISS.
-        base_url: endpoint of a model behind an API, by default ``OPENAI_BASE_URL``.
+        base_url: endpoint of a model behind an API, by default ``OPENAI_BASE_URL``; never the
+            index's own.
         verify: ``full`` compares every file's checksum when it is opened, and that of each shard of
             the store before its first row ranks a hit again; ``manifest`` compares sizes. A flipped
             bit that nobody looks for may give other hits or end the process.
