@@ -166,7 +166,7 @@ def test_a_head_agrees_with_sentence_transformers(bert_with, heads):
     [
         ({"in_features": 48}, "takes 48 numbers and is given 32; restore the folder"),
         ({"in_features": None}, "has no in_features or out_features from 1 to 65,536"),
-        ({"out_features": 8}, "the weights of Dense in .* cannot be used"),
+        ({"out_features": 8}, "the weights of Dense in .* cannot be loaded"),
         ({"out_features": 65_537}, "has no in_features or out_features from 1 to 65,536"),
         ({"out_features": 0}, "has no in_features or out_features from 1 to 65,536"),
         ({"out_features": "16"}, "has no in_features or out_features from 1 to 65,536"),

@@ -69,7 +69,6 @@ def test_a_mean_moved_by_so_many_deviations_is_a_shift_of_so_many(seed, far):
     along *= far / np.linalg.norm(along)
     drift = measure(rows, rows + basis @ (along * values**0.5), k=K)
     assert drift.mean_shift == pytest.approx(far, abs=1e-9)
-    assert drift.mean_shift_rms == pytest.approx(far / K**0.5, abs=1e-9)
     assert drift.kl_mean_per_dim == pytest.approx(far**2 / 2 / K, abs=1e-9)
     np.testing.assert_allclose(drift.eigenvalues, 1, atol=1e-8)
     assert drift.kl_covariance_per_dim == pytest.approx(0, abs=1e-12)

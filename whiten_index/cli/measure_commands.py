@@ -43,7 +43,7 @@ def sweep(plan: bool, **options: Any) -> None:
     the results already are not measured again.
     """
     from whiten_index.errors import named
-    from whiten_index.measure.results import RESULTS, read_runs, recommend, titles
+    from whiten_index.measure.results import read_runs, recommend, titles
     from whiten_index.measure.sweep_config import SweepConfig
     from whiten_index.measure.sweep_report import write_report
     from whiten_index.measure.sweep_run import plan_sweep, run_sweep
@@ -53,10 +53,10 @@ def sweep(plan: bool, **options: Any) -> None:
         found = plan_sweep(config, progress=terminal.Bars())
         terminal.show(found, ("plan (nothing was written)", *_plan_lines(found)))
         return
-    said = run_sweep(config, progress=terminal.Bars()).to_json()
+    done = run_sweep(config, progress=terminal.Bars())
     report = write_report(str(config.out))
-    said["report"] = named(report)
-    runs = read_runs(config.folder / RESULTS)
+    said = {**done.to_json(), "report": named(report)}
+    runs = read_runs(done.results)
     swept = [runs[run] for run in dict.fromkeys(said["runs"])]
     said["recommended"] = {
         name: {"why": advice.reason, "command": advice.command or None}

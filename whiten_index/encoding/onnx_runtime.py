@@ -15,7 +15,7 @@ from whiten_index.encoding.batching import BatchEncoder
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec
-from whiten_index.encoding.tokenization import load_tokenizer
+from whiten_index.encoding.tokenization import load_tokenizer, loading_model
 from whiten_index.encoding.window_encoder import TextWindow
 from whiten_index.errors import ConfigError, EncoderError, first_line, require_installed
 
@@ -104,12 +104,8 @@ def _session(folder: ModelFolder, threads: int | None) -> Any:
     options.intra_op_num_threads = threads or 0
     options.log_severity_level = 4  # what it logs quotes the file, control characters included
     require_regular(path)
-    try:
+    with loading_model(str(path)):
         return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    except Exception as error:
-        raise EncoderError(
-            f"{path} cannot be loaded ({first_line(error)}); restore the model folder, or use torch"
-        ) from error
 
 
 def _pool(

@@ -16,7 +16,7 @@ from whiten_index.encoding.model_files import weight_files
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.encoding.tokenization import load_tokenizer, loading_model
-from whiten_index.errors import EncoderError, StorageError
+from whiten_index.errors import EncoderError
 
 
 class LayerStates(nn.Module):
@@ -73,7 +73,7 @@ def load_head(folder: ModelFolder) -> nn.Module | None:
     steps: list[nn.Module] = []
     for dense in folder.head:
         linear = nn.Linear(dense.in_features, dense.out_features, bias=dense.bias)
-        try:
+        with loading_model(f"the weights of Dense in {dense.path}"):
             tensors: dict[str, Tensor] = {}
             for file in weight_files(dense.path):
                 with reading(file):
@@ -81,15 +81,6 @@ def load_head(folder: ModelFolder) -> nn.Module | None:
                         load_file(file) if file.suffix == ".safetensors" else load_pickled(file)
                     )
             linear.load_state_dict({k.removeprefix("linear."): v for k, v in tensors.items()})
-        except StorageError:
-            raise
-        except Exception as error:
-            # Readers of weights raise all sorts of errors.
-            reason = " ".join(str(error).split())[:200]
-            raise EncoderError(
-                f"the weights of Dense in {dense.path} cannot be used ({reason}); restore the "
-                f"folder of model {folder.name}"
-            ) from error
         steps += [linear, getattr(nn, dense.activation)()]
     return nn.Sequential(*steps).eval().requires_grad_(False) if steps else None
 

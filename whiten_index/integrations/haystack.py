@@ -23,6 +23,12 @@ with importing("haystack-ai", of="Haystack", extra="haystack"):
 class _Written:
     """Dictionary from which a written pipeline is made again."""
 
+    settings: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as JSON values."""
+        return dict(default_to_dict(self, **self.settings))
+
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
         """Make a component of written settings, which give no consent to remote code."""
@@ -38,7 +44,7 @@ class _Embedder(_Written):
         """Take the settings, which are those of ``open_transform``; ``warm_up`` reads files."""
         require_path(str(source), what="the index or query transform")
         require_no_secret(options, what="the encoder")
-        self._settings = {"source": str(source), **options}
+        self.settings = {"source": str(source), **options}
         # Not written down: a file gives no permission.
         self._options = {**options, "trust_remote_code": trust_remote_code}
         self._source = absolute(source)
@@ -46,10 +52,6 @@ class _Embedder(_Written):
     @cached_property
     def _transform(self) -> QueryTransform:
         return open_transform(self._source, **self._options)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the settings as JSON values."""
-        return dict(default_to_dict(self, **self._settings))
 
     def warm_up(self) -> None:
         """Read the transform, as ``open_transform`` does, and load the encoder, once."""
@@ -74,7 +76,7 @@ class WhitenedDocumentEmbedder(_Embedder):
         """Take the settings, and whether a bar is shown; ``warm_up`` reads files."""
         # Haystack makes the class again, so ``super()`` would not know it.
         _Embedder.__init__(self, source, **options)
-        self._settings["progress_bar"] = progress_bar
+        self.settings["progress_bar"] = progress_bar
 
     @component.output_types(documents=list[Document])
     def run(self, documents: list[Document]) -> dict[str, list[Document]]:
@@ -86,7 +88,7 @@ class WhitenedDocumentEmbedder(_Embedder):
         texts = [each.content or "" for each in documents]
         if blank := [each.id for each in documents if not (each.content or "").strip()]:
             raise ConfigError(f"the document {blank[0]} has no text; leave it out")
-        hidden = not self._settings["progress_bar"]
+        hidden = not self.settings["progress_bar"]
         with tqdm(total=len(texts), desc="embed documents", unit="doc", disable=hidden) as bar:
             vectors = self._transform.encode_documents(texts, advance=bar.update)
         pairs = zip(documents, vectors.tolist(), strict=True)
@@ -100,10 +102,6 @@ class WhitenedIndexRetriever(_Written, IndexRetriever):
     A document's content is the text column, its id the index's as a text, and its meta are the
     other kept columns. Consent to remote code is not written down.
     """
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the settings as JSON values."""
-        return dict(default_to_dict(self, **self.settings))
 
     @component.output_types(documents=list[Document])
     def run(

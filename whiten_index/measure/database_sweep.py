@@ -157,8 +157,11 @@ class DatabaseSweep:
         settings, skipped = self.settings(dim=dataset.dim, rank=dataset.spectrum.rank, rows=rows)
         for key, why in skipped.items():
             yield {"type": "skipped", "key": key, "why": why}
-        wanted = [(each, self._missing(each, rows, done)) for each in settings]
-        wanted = [(each, points) for each, points in wanted if points]
+        wanted = [
+            (each, missing)
+            for each in settings
+            if (missing := {p: e for p, e in each.points(rows).items() if p.key not in done})
+        ]
         if not wanted:
             return
         raw = open_space(self.config, dataset, exact, stages)
@@ -186,11 +189,6 @@ class DatabaseSweep:
                 # A database that cannot be reached any more raises here, and ends the sweep.
                 self.engine_release()
                 yield from (skipped_record(point, str(error)) for point in points)
-
-    def _missing(
-        self, setting: Setting, rows: int, done: Collection[str]
-    ) -> dict[Point, Effort | None]:
-        return {p: effort for p, effort in setting.points(rows).items() if p.key not in done}
 
 
 @dataclass(frozen=True, eq=False)

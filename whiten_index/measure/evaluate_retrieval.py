@@ -105,13 +105,12 @@ def evaluate_retrieval(
     load_faiss()
     with scratch_folder() as work:
         sets = [_read_set(config, i, work / str(i)) for i in range(len(config.names))]
-        version = config.published
-        recorded = None if version is None else recorded_spec(version.fields["encoder"])
-        spec = resolve_encoder(config.encoder)[0] if version is None else recorded
-        for transform in config.transforms:
-            # An index and a run have no transforms to fit.
-            assert spec is not None
-            transform.require_dim(spec.dim)
+        if (version := config.published) is not None:
+            spec = recorded_spec(version.fields["encoder"])
+        else:
+            spec = resolve_encoder(config.encoder)[0]
+            for transform in config.transforms:
+                transform.require_dim(spec.dim)
         scored = [(each.name, list(_scores(each, work, stages))) for each in sets]
 
     def average(datasets: Mapping[str, Any]) -> dict[str, float]:

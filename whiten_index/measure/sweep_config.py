@@ -11,7 +11,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.errors import ConfigError, WhiteningError
 from whiten_index.index.factory import inner_index
 from whiten_index.measure.measure_options import SweepOptions
@@ -159,11 +158,6 @@ class SweepConfig(SweepOptions, EncodeOptions):
     def search_threads(self) -> int:
         """Threads that FAISS searches with."""
         return self.build.threads or os.cpu_count() or 1
-
-    @property
-    def folder(self) -> Path:
-        """Folder of the results and the report, or of their copies here."""
-        return place_of(str(self.out))[0]
 
     @property
     def dataset_name(self) -> str:

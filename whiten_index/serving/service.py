@@ -174,9 +174,7 @@ class Service:
         opened = served.opened
         texts = [body.texts] if isinstance(body.texts, str) else body.texts or ()
         number = max(len(texts), len(body.embeddings or ()), 1)
-        self._check(number, max(body.top_k, body.rerank or 0))
-        self._log(texts)
-        require_texts(texts)
+        self._admit(texts, number, max(body.top_k, body.rerank or 0))
         names = _columns(opened, body.columns)
         given = _embeddings(body.embeddings, opened)
         job = Job(opened, texts, given, body.id, body.top_k, body.filter, body.rerank)
@@ -192,9 +190,7 @@ class Service:
         served = self.find(body.model)
         opened = served.opened
         texts = [body.input] if isinstance(body.input, str) else body.input
-        self._check(len(texts), 1)
-        self._log(texts)
-        require_texts(texts)
+        self._admit(texts, len(texts), 1)
         whitening = opened.bundle.whitening
         if body.dimensions is not None:
             whitening = whitening.truncate(body.dimensions)
@@ -218,9 +214,7 @@ class Service:
     async def compare(self, body: CompareBody) -> dict[str, Any]:
         """Search by raw embeddings, by every index of the corpus or version, and by every width."""
         served = self.find(body.index)
-        self._check(1, body.top_k)
-        self._log([body.text])
-        require_texts([body.text])
+        self._admit([body.text], 1, body.top_k)
         opened, comparison, note = served.opened, None, None
         try:
             comparison = await asyncio.to_thread(served.comparison)
@@ -304,7 +298,8 @@ class Service:
         """Return what ``whiten-index versions`` lists."""
         return {"versions": list_versions(self.find(name).place)}
 
-    def _check(self, queries: int, hits: int) -> None:
+    def _admit(self, texts: Sequence[str], queries: int, hits: int) -> None:
+        """Refuse too much at once and what is no query, and log texts if that is asked for."""
         most, most_hits = self.options.max_texts, self.options.max_hits
         if queries > most:
             raise ConfigError(f"a request takes {most} texts or embeddings; {queries} were given")
@@ -313,11 +308,10 @@ class Service:
                 f"a request has {most_hits:,} hits or candidates at most, and {queries} times "
                 f"{hits:,} were asked for; ask for less, or in several requests"
             )
-
-    def _log(self, texts: Sequence[str]) -> None:
         if self.options.log_queries:
             for text in texts:
                 _LOG.info("query %s", shown(text))
+        require_texts(texts)
 
 
 def _corpus(opened: Opened) -> str:

@@ -30,7 +30,7 @@ _LEAST_VARIANCE = 1e-10
 # Chance is given this many of its standard deviations before it is called drift.
 _DEVIATIONS = 3.0
 _FIGURES = (
-    "mean_shift", "mean_shift_rms", "kl_per_dim", "kl_mean_per_dim", "kl_covariance_per_dim",
+    "mean_shift", "kl_per_dim", "kl_mean_per_dim", "kl_covariance_per_dim",
     "kl_of_refit", "sampling_kl", "noise_kl", "variance_kept_at_fit", "variance_kept",
     "variance_possible", "variance_lost", "noise_variance",
 )  # fmt: skip
@@ -106,11 +106,6 @@ class Drift:
     def k(self) -> int:
         """Number of directions compared."""
         return len(self.eigenvalues)
-
-    @property
-    def mean_shift_rms(self) -> float:
-        """Root mean square over the dimensions of the shift, in standard deviations."""
-        return self.mean_shift / math.sqrt(max(self.k, 1))
 
     @property
     def kl_per_dim(self) -> float:
