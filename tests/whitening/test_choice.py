@@ -22,9 +22,8 @@ from whiten_index.whitening.selection import (
     score_settings,
 )
 from whiten_index.whitening.selection import settings as grid_of
-from whiten_index.whitening.spectrum import default_width
 from whiten_index.whitening.transform import Whitening
-from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
+from whiten_index.whitening.whitening_config import Kind, WhiteningConfig, default_width
 
 DIM = 24
 

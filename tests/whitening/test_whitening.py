@@ -5,8 +5,7 @@ import pytest
 
 from tests.helpers.transforms import covariance_of, fit, make_rows
 from whiten_index.errors import ConfigError, WhiteningError
-from whiten_index.whitening.spectrum import WidthSpec
-from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
+from whiten_index.whitening.whitening_config import Kind, WhiteningConfig, WidthSpec
 
 
 def closed_form(rows, k, *, exponent=1.0):

@@ -21,7 +21,7 @@ from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.measure.measure_options import EvalOptions, RetrievalOptions, SweepOptions
 from whiten_index.pipeline.build_options import EncodeOptions, TransformName
 from whiten_index.training.training_config import TrainingConfig
-from whiten_index.whitening.transform_options import TransformShape
+from whiten_index.whitening.whitening_config import TransformShape
 
 if TYPE_CHECKING:
     from whiten_index.evaluation.sts_sets import StsSet

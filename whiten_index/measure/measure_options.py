@@ -5,7 +5,7 @@ from typing import Literal
 from whiten_index.options import INDEX, MODEL, OUTPUT, RESOURCES, TRANSFORM, option, schema
 from whiten_index.pipeline.build_options import JUDGEMENTS, JudgementOptions, RunnerOptions
 from whiten_index.vectordb.push_config import DATABASE
-from whiten_index.whitening.transform_options import SimilarityOption
+from whiten_index.whitening.whitening_config import SimilarityOption
 
 GRID = "Grid"
 METRICS = ("ndcg@10", "recall@100", "mrr@10", "map@100")

@@ -31,9 +31,9 @@ from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.versions.published import WHITENING
 from whiten_index.whitening.moments import Moments
-from whiten_index.whitening.spectrum import WidthSpec, unit_rows
+from whiten_index.whitening.spectrum import unit_rows
 from whiten_index.whitening.transform import Whitening
-from whiten_index.whitening.whitening_config import Kind
+from whiten_index.whitening.whitening_config import Kind, WidthSpec
 
 # Columns of sentences that a corpus to fit on may have; each is a sentence.
 _KNOWN_COLUMNS = (("premise", "hypothesis"), ("sentence1", "sentence2"), ("sentence",), ("text",))

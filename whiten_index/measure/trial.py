@@ -49,8 +49,7 @@ from whiten_index.versions.bundle import Bundle
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.spectrum import Spectrum
 from whiten_index.whitening.transform import Whitening
-from whiten_index.whitening.transform_options import Similarity
-from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
+from whiten_index.whitening.whitening_config import Kind, Similarity, WhiteningConfig
 
 TOP_K = 10
 # Hits searched for -> metrics measured on them.

@@ -6,7 +6,7 @@ from whiten_index.corpus.corpus_options import CorpusColumns
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.errors import ConfigError
 from whiten_index.options import CORPUS, INDEX, OUTPUT, RESOURCES, TRANSFORM, option, schema
-from whiten_index.whitening.transform_options import SimilarityOption, TransformShape
+from whiten_index.whitening.whitening_config import SimilarityOption, TransformShape
 
 JUDGEMENTS = "Judgements"
 _STORE = "Folder or URI of the raw embeddings; several corpora may share it."

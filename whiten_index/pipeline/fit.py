@@ -45,9 +45,9 @@ from whiten_index.whitening.selection import (
     settings,
     widths,
 )
-from whiten_index.whitening.spectrum import WidthSpec, default_width, unit_rows
+from whiten_index.whitening.spectrum import resolve_width, unit_rows
 from whiten_index.whitening.transform import Whitening
-from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
+from whiten_index.whitening.whitening_config import Kind, WhiteningConfig, WidthSpec, default_width
 
 if TYPE_CHECKING:
     from whiten_index.pipeline.build_config import BuildConfig
@@ -256,7 +256,8 @@ def _choose(
     fit, width = _pca(moments, config), None
     rank, exponent, center = fit.k, config.exponent, config.center
     if (wish := WidthSpec.parse(config.k)) != WidthSpec():
-        width = wish.resolve(fit.eigenvalues, count=moments.count, floor=config.floor or 0.0)
+        floor = config.floor or 0.0
+        width = resolve_width(wish, fit.eigenvalues, count=moments.count, floor=floor)
     if labels is not None:
         evidence = labelled_trials(encoded, config, labels)
     else:

@@ -74,8 +74,8 @@ from whiten_index.versions.published import (
     version_names,
 )
 from whiten_index.whitening.drift import Drift, decide
-from whiten_index.whitening.spectrum import WidthSpec
 from whiten_index.whitening.transform import Whitening
+from whiten_index.whitening.whitening_config import WidthSpec
 
 
 @dataclass(frozen=True, repr=False)

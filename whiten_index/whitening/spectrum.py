@@ -1,6 +1,5 @@
 """Eigenvalues, rank, and the width k. numpy only."""
 
-import math
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -8,9 +7,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from whiten_index.errors import ConfigError, WhiteningError
+from whiten_index.whitening.whitening_config import WidthSpec, default_width
 
 _LEAST_RELATIVE = 1e-10
-_WIDEST_DEFAULT = 256
 _TIE = 1e-6
 Real = TypeVar("Real", np.float32, np.float64)
 
@@ -71,79 +70,44 @@ def variance_kept(eigenvalues: NDArray[np.float64], k: int) -> float:
     return float(eigenvalues[:k].sum()) / total if total > 0 else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class WidthSpec:
-    """Specification of k: a number, ``full``, a share of variance, or nothing."""
+def resolve_width(
+    wish: WidthSpec,
+    eigenvalues: NDArray[np.float64],
+    *,
+    count: float,
+    floor: float = 0.0,
+    remove_top: int = 0,
+) -> int:
+    """Return the k wished for of a spectrum (d,) fitted on ``count`` rows.
 
-    number: int | None = None  # k itself, or None
-    variance: float | None = None  # share in (0, 1) that the kept directions must hold, or None
-    full: bool = False  # every direction within the rank
-
-    @classmethod
-    def parse(cls, text: str | int | float | None) -> "WidthSpec":
-        """Read ``128``, ``full``, ``0.95`` or None."""
-        if text is None:
-            return cls()
-        if str(text).strip().lower() == "full":
-            return cls(full=True)
-        try:
-            number = float(text)
-        except ValueError:
-            number = math.nan
-        if number == 1 and (isinstance(text, float) or "." in str(text)):
-            return cls(full=True)
-        if 0 < number < 1:
-            return cls(variance=number)
-        if 1 <= number < math.inf and number == int(number):
-            return cls(number=int(number))
-        raise ConfigError(
-            f"--k {text} is not understood; give a whole number from 1, 'full', or a share of "
-            "variance such as 0.95"
+    At most the directions left: the rank, less ``remove_top``, of eigenvalues above ``floor``
+    times the first. A share of the variance is that after ``remove_top``.
+    """
+    if numerical_rank(eigenvalues) == 0:
+        raise WhiteningError(
+            f"all {count:g} embeddings are equal, so there is no direction to keep; "
+            "check the corpus, or use --whiten none"
         )
-
-    def resolve(
-        self,
-        eigenvalues: NDArray[np.float64],
-        *,
-        count: float,
-        floor: float = 0.0,
-        remove_top: int = 0,
-    ) -> int:
-        """Return k for a spectrum (d,) fitted on ``count`` rows.
-
-        At most the directions left: the rank, less ``remove_top``, of eigenvalues above ``floor``
-        times the first. A share of the variance is that after ``remove_top``.
-        """
-        if numerical_rank(eigenvalues) == 0:
-            raise WhiteningError(
-                f"all {count:g} embeddings are equal, so there is no direction to keep; "
-                "check the corpus, or use --whiten none"
-            )
-        rank, dim = numerical_rank(eigenvalues, floor=floor), len(eigenvalues)
-        left = rank - remove_top
-        if left < 1:
-            raise WhiteningError(
-                f"--remove-top {remove_top} leaves none of the {rank} directions of the "
-                f"embeddings; use --remove-top {rank - 1} or less"
-            )
-        if self.number is not None and self.number > left:
-            why = f"{count:g} rows span no more" if count - 1 <= rank else f"of {dim} dims"
-            why += f", --floor {floor:g}" if rank < numerical_rank(eigenvalues) else ""
-            why += f", --remove-top {remove_top}" if remove_top else ""
-            raise WhiteningError(
-                f"k = {self.number} is above the rank {left} of the embeddings ({why}); "
-                f"use --k {left} or less, or --k full"
-            )
-        if self.variance is not None:
-            rest = eigenvalues[remove_top:]
-            shares = np.cumsum(rest) / rest.sum()
-            return min(int(np.searchsorted(shares, self.variance)) + 1, left)
-        return left if self.full else self.number or min(default_width(dim), left)
-
-
-def default_width(dim: int) -> int:
-    """Return the default k: a third of d, at most 256 (Su et al. 2021: 256 of 768)."""
-    return min(max(dim // 3, 1), _WIDEST_DEFAULT)
+    rank, dim = numerical_rank(eigenvalues, floor=floor), len(eigenvalues)
+    left = rank - remove_top
+    if left < 1:
+        raise WhiteningError(
+            f"--remove-top {remove_top} leaves none of the {rank} directions of the "
+            f"embeddings; use --remove-top {rank - 1} or less"
+        )
+    if wish.number is not None and wish.number > left:
+        why = f"{count:g} rows span no more" if count - 1 <= rank else f"of {dim} dims"
+        why += f", --floor {floor:g}" if rank < numerical_rank(eigenvalues) else ""
+        why += f", --remove-top {remove_top}" if remove_top else ""
+        raise WhiteningError(
+            f"k = {wish.number} is above the rank {left} of the embeddings ({why}); "
+            f"use --k {left} or less, or --k full"
+        )
+    if wish.variance is not None:
+        rest = eigenvalues[remove_top:]
+        shares = np.cumsum(rest) / rest.sum()
+        return min(int(np.searchsorted(shares, wish.variance)) + 1, left)
+    return left if wish.full else wish.number or min(default_width(dim), left)
 
 
 def real_rows(

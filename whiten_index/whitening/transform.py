@@ -26,18 +26,19 @@ from whiten_index.whitening.shrinkage import empirical_covariance, shrinkage_coe
 from whiten_index.whitening.spectrum import (
     Real,
     Spectrum,
-    WidthSpec,
     least_share,
     numerical_rank,
     real_rows,
     reciprocal,
+    resolve_width,
     unit_rows,
 )
-from whiten_index.whitening.transform_options import Similarity
 from whiten_index.whitening.whitening_config import (
     ESTIMATORS,
     Kind,
+    Similarity,
     WhiteningConfig,
+    WidthSpec,
     parse_shrinkage,
 )
 
@@ -190,7 +191,7 @@ class Whitening:
             if config.kind is Kind.ALL_BUT_THE_TOP and config.k is None:
                 wish = WidthSpec(full=True)
             values, floor = spectrum.eigenvalues, config.floor or 0.0
-            k = wish.resolve(values, count=moments.count, floor=floor, remove_top=top)
+            k = resolve_width(wish, values, count=moments.count, floor=floor, remove_top=top)
             basis = np.ascontiguousarray(spectrum.eigenvectors[:, top : top + k])
         elif config.kind is Kind.TRUNCATE:
             # As models of Matryoshka kind order coordinates (Kusupati et al. 2022).

@@ -1,14 +1,98 @@
-"""Options of a transform, and checks that they go together."""
+"""Options of a transform, and checks that they go together. Importing them loads nothing heavy."""
 
 import math
+from dataclasses import dataclass
 from enum import Enum
+from typing import Literal
 
 from whiten_index.errors import ConfigError
-from whiten_index.options import schema
-from whiten_index.whitening.spectrum import WidthSpec, default_width
-from whiten_index.whitening.transform_options import Similarity, TransformShape
+from whiten_index.options import TRANSFORM, option, schema
 
 ESTIMATORS = ("empirical", "ledoit-wolf", "oas")
+_WIDEST_DEFAULT = 256
+# Score of a document: the cosine or the inner product of its vector and the query's.
+Similarity = Literal["cosine", "dot"]
+
+
+@schema
+class SimilarityOption:
+    """The option of what ranks documents; ``auto`` is settled by ``BuildConfig.settled``."""
+
+    similarity: Literal["auto", "cosine", "dot"] = option(
+        "Rank by cosine, or by dot product; auto: as the model's configuration says, else cosine.",
+        TRANSFORM,
+        default="auto",
+    )
+
+
+@schema
+class TransformShape:
+    """Shape of a transform of a given kind and width; None leaves it to the kind."""
+
+    exponent: float | None = option(
+        "0 is PCA, 1 is whitening, between is soft.",
+        TRANSFORM,
+        default=None,
+        ge=0,
+        le=2,
+        shown="auto chooses it; else 1, or 0 with pca",
+    )
+    center: bool | None = option(
+        "Subtract the mean.",
+        TRANSFORM,
+        default=None,
+        shown="auto chooses it; else yes, but not for none, truncate and the dot product",
+    )
+    normalize_input: bool = option("Fit on embeddings of unit length.", TRANSFORM, default=False)
+    shrinkage: str | float | None = option(
+        "Shrink the covariance: ledoit-wolf, oas, or a coefficient from 0 to 1.",
+        TRANSFORM,
+        default=None,
+    )
+    floor: float | None = option(
+        "Drop directions whose variance is below this share of the first one's.",
+        TRANSFORM,
+        default=None,
+        ge=0,
+        lt=1,
+    )
+    remove_top: int | None = option("Drop the first N directions.", TRANSFORM, default=None, ge=0)
+
+
+@dataclass(frozen=True, slots=True)
+class WidthSpec:
+    """Specification of k: a number, ``full``, a share of variance, or nothing."""
+
+    number: int | None = None  # k itself, or None
+    variance: float | None = None  # share in (0, 1) that the kept directions must hold, or None
+    full: bool = False  # every direction within the rank
+
+    @classmethod
+    def parse(cls, text: str | int | float | None) -> "WidthSpec":
+        """Read ``128``, ``full``, ``0.95`` or None."""
+        if text is None:
+            return cls()
+        if str(text).strip().lower() == "full":
+            return cls(full=True)
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if number == 1 and (isinstance(text, float) or "." in str(text)):
+            return cls(full=True)
+        if 0 < number < 1:
+            return cls(variance=number)
+        if 1 <= number < math.inf and number == int(number):
+            return cls(number=int(number))
+        raise ConfigError(
+            f"--k {text} is not understood; give a whole number from 1, 'full', or a share of "
+            "variance such as 0.95"
+        )
+
+
+def default_width(dim: int) -> int:
+    """Return the default k: a third of d, at most 256 (Su et al. 2021: 256 of 768)."""
+    return min(max(dim // 3, 1), _WIDEST_DEFAULT)
 
 
 def parse_shrinkage(text: str | float | None) -> tuple[str, float]:
