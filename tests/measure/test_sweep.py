@@ -110,15 +110,15 @@ def test_a_corpus_without_a_name_of_its_own_has_that_of_its_folder(tmp_path, mon
 
 
 def test_the_grid_holds_every_combination_once_and_graphs_at_the_middle_widths():
-    found = grid(config_of(baselines=False), dim=384, rank=381, rows=100_000)
-    keys = [point.key for point in found.points]
+    points, skipped = grid(config_of(baselines=False), dim=384, rank=381, rows=100_000)
+    keys = [point.key for point in points]
     assert len(keys) == len(set(keys))
-    assert not found.skipped
-    plain = [point for point in found.points if not point.rerank]
+    assert not skipped
+    plain = [point for point in points if not point.rerank]
     # 4 widths × 4 transforms × 4 codecs × {flat, ivf}, and graphs of one codec at two widths.
     assert Counter(point.index for point in plain) == {"flat": 64, "ivf": 64, "hnsw": 8}
     assert {p.k for p in plain if p.index == "hnsw"} == {64, 128}
-    again = [point for point in found.points if point.rerank]
+    again = [point for point in points if point.rerank]
     assert {(p.codec, p.index, p.rerank) for p in again} == {
         ("pq", "flat", 100), ("pq", "ivf", 100),
     }  # fmt: skip
@@ -164,21 +164,21 @@ def test_fewer_rows_held_out_than_asked_for_are_reported(tmp_path, corpus):
 
 def test_what_width_or_rank_forbids_is_skipped_with_the_reason():
     config = config_of(widths="30,50,60", transforms="pca,truncate", codecs="fp32,pq,pq16")
-    found = grid(config, dim=56, rank=40, rows=10_000)
-    why = {point.key: reason for point, reason in found.skipped.items()}
+    points, skipped = grid(config, dim=56, rank=40, rows=10_000)
+    why = {point.key: reason for point, reason in skipped.items()}
     assert why["ours/pca/k50/fp32/flat"] == "k = 50 is above the 40 directions of the embeddings"
     assert why["truncate/truncate/k60/fp32/flat"] == "k = 60 is above the 56 dims of the embeddings"
     assert "a k that 4 divides" in why["ours/pca/k30/pq/flat"]
     assert "no multiple" in why["ours/pca/k30/pq16/flat"]
-    measured = {point.key for point in found.points}
+    measured = {point.key for point in points}
     assert {"ours/pca/k30/fp32/flat", "truncate/truncate/k50/fp32/ivf"} <= measured
     assert not measured & why.keys()
 
 
 def test_raw_embeddings_are_measured_in_every_codec_and_size_of_ours():
     config = config_of(widths="32,64", codecs="fp32,sq6,PRQ8x2x4")
-    found = grid(config, dim=384, rank=381, rows=9_000)
-    raw = {point.codec for point in found.points if point.family == "raw"}
+    points, _ = grid(config, dim=384, rank=381, rows=9_000)
+    raw = {point.codec for point in points if point.family == "raw"}
     # 32 and 64 dims in 1 byte each, and in a quarter of that.
     assert {"fp32", "sq6", "PRQ8x2x4", "pq8", "pq16", "pq32", "pq64"} <= raw
 

@@ -232,21 +232,18 @@ def lists(rows: int) -> int:
     return max(min(4 * math.isqrt(rows), rows // _ROWS_A_LIST), _LEAST_LISTS)
 
 
-@dataclass(frozen=True)
-class Grid:
-    """Points to measure, and points that cannot be measured with their reasons."""
+def grid(
+    config: SweepConfig, *, dim: int, rank: int, rows: int
+) -> tuple[list[Point], dict[Point, str]]:
+    """Return the points of a sweep of raw embeddings with ``dim`` dims, which span ``rank``.
 
-    points: tuple[Point, ...]
-    skipped: dict[Point, str]
-
-
-def grid(config: SweepConfig, *, dim: int, rank: int, rows: int) -> Grid:
-    """Return the points of a sweep of raw embeddings with ``dim`` dims, which span ``rank``."""
+    The second are points that cannot be measured, with their reasons.
+    """
     baselines = _baselines(config, dim) if config.baselines else ()
     wanted = dict.fromkeys([*baselines, *_ours(config)])
     reasons = {point: _why_not(point, dim=dim, rank=rank, rows=rows) for point in wanted}
     skipped = {point: why for point, why in reasons.items() if why is not None}
-    points = tuple(point for point in wanted if point not in skipped)
+    points = [point for point in wanted if point not in skipped]
     if not any(point.family in _FITTED for point in points):
         whys = dict.fromkeys(why for p, why in skipped.items() if p.family in _FITTED)
         # As a build fails with a k above the rank.
@@ -255,7 +252,7 @@ def grid(config: SweepConfig, *, dim: int, rank: int, rows: int) -> Grid:
             f"no requested setting can be measured on {dim}-dim embeddings of rank {rank} "
             f"({'; '.join(whys)}); use other --k, --codecs or --indexes"
         )
-    return Grid(points, skipped)
+    return points, skipped
 
 
 def _why_not(point: Point, *, dim: int, rank: int, rows: int) -> str | None:

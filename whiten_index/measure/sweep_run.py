@@ -7,6 +7,7 @@ import platform
 from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from whiten_index.index.library import describe_faiss, set_threads
 from whiten_index.measure.database_sweep import DatabaseSweep
 from whiten_index.measure.results import RESULTS, Record, Results, Sweep
 from whiten_index.measure.sweep_config import SweepConfig, grid
-from whiten_index.measure.trial import Dataset, measure_points
+from whiten_index.measure.trial import Dataset, measure_points, skipped_record
 from whiten_index.pipeline.encode import EncodeReport, encode_or_open
 from whiten_index.pipeline.executor_session import executor_session, with_absolute_paths
 from whiten_index.pipeline.plan import plan_build
@@ -86,9 +87,9 @@ def plan_sweep(config: SweepConfig, *, progress: Progress | None = None) -> dict
             families += [point.family for each in settings for point in each.points(rows)]
             skipped |= lost
     else:
-        points = grid(config, dim=dim, rank=dim, rows=rows)
-        families = [point.family for point in points.points]
-        skipped = {point.key: why for point, why in points.skipped.items()}
+        points, lacking = grid(config, dim=dim, rank=dim, rows=rows)
+        families = [point.family for point in points]
+        skipped = {point.key: why for point, why in lacking.items()}
     return {
         "rows": rows,
         "to_encode": to_encode,
@@ -175,11 +176,12 @@ def _measured(
         records = inside.measure(dataset, set(run.by_key), stages)
         take(run, records, wanted)
     if not config.databases:
-        points = grid(config, **shape)
+        points, lacking = grid(config, **shape)
         run = _started(results, _header(config, dataset), stages)
         done = set(run.by_key)
+        skipped = [skipped_record(point, why) for point, why in lacking.items()]
         records = measure_points(config, dataset, points, done, work, stages)
-        take(run, records, {point.key for point in points.points})
+        take(run, chain(skipped, records), {point.key for point in points})
     return report
 
 

@@ -34,7 +34,6 @@ from whiten_index.measure.sweep_config import (
     FP32,
     NONE,
     RAW,
-    Grid,
     Point,
     SweepConfig,
     parse_transform,
@@ -167,7 +166,7 @@ class Made:
 def measure_points(
     config: SweepConfig,
     dataset: Dataset,
-    points: Grid,
+    points: Sequence[Point],
     done: Collection[str],
     folder: Path,
     stages: Stages,
@@ -176,10 +175,8 @@ def measure_points(
 
     The record of a point that cannot be measured says why.
     """
-    for point, why in points.skipped.items():
-        yield skipped_record(point, why)
     missing: dict[tuple[str, str, int], list[Point]] = {}
-    for point in points.points:
+    for point in points:
         if point.key not in done:
             missing.setdefault(point.space, []).append(point)
     if not missing:
@@ -190,7 +187,7 @@ def measure_points(
     reference: Made | None = None
     with contextlib.suppress(ConfigError, MemoryError):
         # If it cannot be made, its point is skipped below with the reason.
-        reference = trial.make(exact, raw) if exact in points.points else None
+        reference = trial.make(exact, raw) if exact in points else None
     last, whole = 0, sum(map(len, missing.values()))
     for some in missing.values():
         first, last = last + 1, last + len(some)

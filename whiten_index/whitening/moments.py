@@ -234,7 +234,9 @@ def _two_pass(rows: NDArray[np.floating]) -> Moments:
     first, second, third, fourth = np.zeros(d), np.zeros((d, d)), np.zeros(d), 0.0
     for i in range(0, n, _STRIP_ROWS):
         begin = i % _BLOCK_ROWS
-        y = _shifted(rows[i : i + _STRIP_ROWS], point, space[begin:])
+        strip = rows[i : i + _STRIP_ROWS]
+        y = space[begin : begin + len(strip)]
+        np.subtract(strip, point, out=y, casting="same_kind")  # rounded once
         square = np.einsum("ij,ij->i", y, y)
         first += np.ones(len(y)) @ y
         third += square @ y
@@ -248,20 +250,6 @@ def _two_pass(rows: NDArray[np.floating]) -> Moments:
     away = first / n
     scatter = second - _square(away, n)
     return Moments(float(n), point + away, scatter)._with_higher(away, third, fourth)
-
-
-def _shifted(
-    block: NDArray[np.floating], point: NDArray[np.float64], space: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Return block − point in the memory of ``space``, rounded once."""
-    y = space[: len(block)]
-    if block.itemsize < y.itemsize:
-        # Two loops of one type each are quicker than one that converts as it goes.
-        np.copyto(y, block)
-        y -= point
-    else:
-        np.subtract(block, point, out=y, casting="same_kind")
-    return y
 
 
 def _square(e: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
