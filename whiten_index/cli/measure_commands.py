@@ -64,8 +64,7 @@ def sweep(plan: bool, **options: Any) -> None:
     }
     plain = "a page with charts needs: pip install 'whiten-index[plot]', then whiten-index report"
     notes = [f"{plain} {config.out}"] if report.suffix == ".md" else []
-    # Rates of stages over points say nothing.
-    facts = terminal.describe({**said, "skipped": None, "stage_rows": None})
+    facts = terminal.describe({**said, "skipped": None})
     terminal.show(said, [*facts, *_left_out(said)], notes=notes)
 
 

@@ -46,7 +46,6 @@ class StsSet:
     second: list[str]
     scores: NDArray[np.float64]  # gold scores, the higher the more alike
     subsets: NDArray[np.object_]  # the subset of each pair, empty if the set has none
-    splits: NDArray[np.object_]  # the split of each pair, empty if the set has none
     scored: NDArray[np.bool_]  # the pairs whose figure is the set's
     averaged: bool  # whether subsets are files of their own, over which figures are averaged
     dropped: int = 0  # pairs left out because they have no score
@@ -63,7 +62,7 @@ class StsSet:
         """Return the pairs whose figure is the set's, without those of other splits."""
         used = np.flatnonzero(self.scored)
         first, second = ([side[i] for i in used] for side in (self.first, self.second))
-        arrays = ("scores", "subsets", "splits", "scored")
+        arrays = ("scores", "subsets", "scored")
         kept: dict[str, Any] = {name: getattr(self, name)[used] for name in arrays}
         return replace(self, first=first, second=second, **kept)
 
@@ -189,7 +188,6 @@ def _read_set(
         second=[table.parse(_PAIR[1], row, to_text) for row in kept],
         scores=every[~np.isnan(every)],
         subsets=_labels(table, _SUBSET, kept),
-        splits=splits,
         scored=scored,
         averaged=published.subsets,
         dropped=len(rows) - len(kept),

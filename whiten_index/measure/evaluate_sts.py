@@ -78,8 +78,7 @@ def scores_of(each: StsSet, cosines: NDArray[np.float64]) -> dict[str, Any]:
 
     Returns:
         Figures times 100: spearman and pearson of the pairs that are scored, the 95 % interval of
-        spearman over all of them, ``pairs`` and ``dropped``, those of each of several subsets, and
-        spearman of each of several splits, None where its pairs cannot be ranked.
+        spearman over all of them, ``pairs`` and ``dropped``, and those of each of several subsets.
     """
     use, averaged, name = each.scored, each.averaged, each.name
     gold, found, subsets = each.scores[use], cosines[use], each.subsets[use]
@@ -87,7 +86,6 @@ def scores_of(each: StsSet, cosines: NDArray[np.float64]) -> dict[str, Any]:
         measure: correlate(gold, found, subsets, measure=measure, averaged=averaged, name=name)
         for measure in MEASURES
     }
-    splits = correlate(each.scores, cosines, each.splits, averaged=False, name=name)[1]
     sizes = Counter(subsets.tolist())
     return {
         **{measure: figures for measure, (figures, _) in measures.items()},
@@ -102,7 +100,6 @@ def scores_of(each: StsSet, cosines: NDArray[np.float64]) -> dict[str, Any]:
             for subset, size in sizes.items()
             if len(sizes) > 1
         },
-        "splits": splits if len(splits) > 1 else {},
     }
 
 

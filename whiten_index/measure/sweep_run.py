@@ -58,7 +58,6 @@ class SweepReport:
     found: int = 0
     skipped: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float]
-    stage_rows: dict[str, int]
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
@@ -151,9 +150,7 @@ def _measured(
 ) -> SweepReport:
     """Measure what the results lack, in FAISS or inside each database, and write it to them."""
     shape = {"dim": dataset.dim, "rank": dataset.spectrum.rank, "rows": dataset.rows}
-    report = SweepReport(
-        results=results.path, dataset=dataset.facts, seconds=stages.seconds, stage_rows=stages.rows
-    )
+    report = SweepReport(results=results.path, dataset=dataset.facts, seconds=stages.seconds)
 
     def take(run: Sweep, records: Iterable[Record], wanted: Set[str]) -> None:
         report.runs.append(run.run)
