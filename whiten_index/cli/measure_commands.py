@@ -217,7 +217,6 @@ def _counts(figures: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, 
 def _config_and_pairs(
     options: dict[str, Any], *, unscored: bool = False
 ) -> "tuple[EvalConfig, list[StsSet]]":
-    """Return the configuration, and the sets named."""
     from whiten_index.evaluation.sts_sets import chosen_sets, read_sts
     from whiten_index.measure.eval_config import EvalConfig
 

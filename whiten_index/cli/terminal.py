@@ -51,7 +51,6 @@ class Bars(Progress):
         threading.Thread(target=self._tell, args=told, daemon=True).start()
 
     def _tell(self, stage: str, total: int, ended: threading.Event) -> None:
-        """Say how far a stage is, until it ends."""
         while not ended.wait(EVERY_SECONDS):
             spent, done = time.monotonic() - self._started, self._done
             # Some stages, such as the index of a database, report nothing until they end.

@@ -224,7 +224,6 @@ class Endpoint:
         )
 
     def _explained(self, error: Exception) -> str:
-        """Return an error in a line."""
         text = first_line(getattr(error, "message", error))
         return text + (f" ({first_line(error.__cause__)})" if error.__cause__ else "")
 

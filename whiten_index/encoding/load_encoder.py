@@ -145,7 +145,6 @@ def local_model(
 
 
 def _choices(config: EncoderConfig, folder: ModelFolder) -> dict[str, Any]:
-    """Return settings that a model is run with."""
     pooling = config.pooling or ("mean" if folder.pooling is None else folder.pooling)
     if pooling not in POOLINGS:
         raise EncoderError(

@@ -382,7 +382,6 @@ def _static_length(config: dict[str, Any]) -> int:
 
 
 def _table_width(name: str, root: Path) -> int:
-    """Return the width of a static model's table."""
     try:
         with safe_open(root / "model.safetensors", "numpy") as file:
             (table,) = {"embedding.weight", "embeddings"} & set(file.keys())
@@ -405,7 +404,6 @@ def _named(value: Any, *keys: str) -> Iterator[Any]:
 
 
 def _length(settings: dict[str, Any]) -> int | None:
-    """Return the token limit of a folder, None if it has none."""
     if (length := settings.get("max_seq_length")) is not None and int(length) < 3:
         raise ValueError(f"max_seq_length is {length}")
     return None if length is None else int(length)

@@ -73,7 +73,6 @@ class OnnxEncoder(BatchEncoder):
 
 
 def _require_fitting(spec: EncoderSpec, folder: ModelFolder, config: EncoderConfig) -> None:
-    """Refuse what the file of a model cannot do."""
     wanted = "torch" if config.backend == "torch" else "--backend torch"
     if config.device not in ("auto", "cpu"):
         raise ConfigError(f"ONNX files run on the CPU here, not on {config.device}; use {wanted}")

@@ -258,7 +258,6 @@ def _step_of(path: Path) -> int:
 
 
 def _seed(seed: int, step: int) -> None:
-    """Seed all generators of torch for a step."""
     torch.manual_seed(int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0]))
 
 
