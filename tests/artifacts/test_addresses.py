@@ -225,6 +225,33 @@ def test_no_endpoint_has_a_secret(name: str, work: Path, monkeypatch: pytest.Mon
         assert not leaks(str(raised.value).encode())
 
 
+@pytest.mark.parametrize("content", [f'["{SECRET}"]', f'"{SECRET}"', f'{{"type": "{SECRET}"}}'])
+def test_a_file_of_credentials_is_not_quoted(
+    work: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    (work / "key.json").write_text(content)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(work / "key.json"))
+    result = run("search", "gs://bucket/x", "text")
+    assert result.exit_code == 7
+    assert "cannot open gs://bucket/x" in result.output
+    assert not leaks(result.output.encode())
+
+
+@pytest.mark.parametrize("form", ["KEY:{}/x@minio:9", "KEY:{}@minio", "https//KEY:{}@minio:9"])
+def test_an_endpoint_that_is_no_address_is_not_quoted(
+    work: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", form.format(ESCAPED))
+    for command in (
+        ("build", "c.parquet", "--embedding-column", "e", "--out", "s3://bucket/x"),
+        ("build", "s3://bucket/c.parquet", "--embedding-column", "e", "--out", "x"),
+        ("search", "s3://bucket/x", "text"),
+    ):
+        result = run(*command)
+        assert result.exit_code in (2, 7), result.output
+        require_no_leak(work, result.output)
+
+
 def test_what_a_library_says_of_a_secret_of_the_environment_is_hidden(
     work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from whiten_index.artifacts.atomic import replace_folder, replacing
+from whiten_index.artifacts.atomic import replace_folder, replacing, temporary_folder
+from whiten_index.artifacts.files import walk_files
+from whiten_index.artifacts.lock import only_writer
 from whiten_index.errors import StorageError
 
 
@@ -41,3 +45,64 @@ def test_a_folder_that_was_moved_aside_comes_back(tmp_path: Path) -> None:
         replace_folder(final, stopped, files=lambda _: ["f"], what="a folder")
     assert (final / "f").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_long_name_is_not_taken_for_another_that_begins_alike(tmp_path: Path) -> None:
+    first, second = (tmp_path / ("p" * 200 + end) for end in "ab")
+    with temporary_folder(first) as left:
+        name = left.name
+    (tmp_path / name / ".moved-aside").mkdir(parents=True)
+    with temporary_folder(second):
+        pass
+    assert (tmp_path / name).exists()
+    with temporary_folder(first):
+        pass
+    assert not (tmp_path / name).exists()
+    assert first.exists()
+
+
+@pytest.fixture
+def deep(tmp_path: Path) -> Iterator[Path]:
+    """A folder within a folder, more often than Python has levels."""
+    made = tmp_path / "deep"
+    made.mkdir()
+    inside = os.open(made, os.O_RDONLY)
+    for _ in range(1200):
+        os.mkdir("d", dir_fd=inside)
+        inside, above = os.open("d", os.O_RDONLY, dir_fd=inside), inside
+        os.close(above)
+    (descriptor := os.open("f", os.O_CREAT | os.O_WRONLY, dir_fd=inside))
+    os.close(descriptor)
+    os.close(inside)
+    yield made
+    if made.exists():
+        subprocess.run(["rm", "-rf", made], check=True)
+
+
+def test_a_leftover_that_cannot_be_removed_stays(tmp_path: Path, deep: Path) -> None:
+    assert len(list(walk_files(deep))) == 1
+    with temporary_folder(tmp_path / "file") as left:
+        name = left.name
+    made = deep.rename(tmp_path / name)
+    with replacing(tmp_path / "file") as new:
+        new.write_text("new")
+    assert (tmp_path / "file").read_text() == "new"
+    made.rename(deep) if made.exists() else None
+
+
+def test_a_lock_that_a_file_server_fails_to_close_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close, other = os.close, tmp_path / "other"
+    other.mkdir()
+
+    def fail(descriptor: int) -> None:
+        close(descriptor)
+        raise OSError(5, "Input/output error")
+
+    with only_writer(tmp_path, what="store"), monkeypatch.context() as patch:
+        patch.setattr(os, "close", fail)
+        with pytest.raises(StorageError, match="says more"), only_writer(other, what="store"):
+            raise StorageError("says more")
+    with only_writer(other, what="store"):
+        pass

@@ -102,6 +102,15 @@ def test_the_line_that_converts_other_files_runs_in_a_shell(tmp_path, name, cont
         assert written[-len(rows) :] == rows
 
 
+def test_folders_without_end_are_refused(tmp_path):
+    (tmp_path / Path(*["d"] * 99)).mkdir(parents=True)
+    with pytest.raises(CorpusError, match="holds no Parquet file"):
+        open_corpus(tmp_path)
+    (tmp_path / Path(*["d"] * 1000)).mkdir(parents=True)
+    with pytest.raises(CorpusError, match="more than 100 folders deep"):
+        open_corpus(tmp_path)
+
+
 @pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
 def test_a_flipped_page_with_checksums_is_named(tmp_path, write_parquet, compression):
     texts = [f"text number {i}" for i in range(2000)]

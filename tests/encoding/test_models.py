@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from tests.helpers.code_models import edit_json
@@ -77,6 +78,29 @@ def test_an_error_of_the_system_is_none_of_the_model(tmp_path, monkeypatch, erro
     monkeypatch.setattr(f"whiten_index.{what}", fail)
     with pytest.raises(StorageError, match=r"too many|input/output|out of memory"):
         load(folder)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "put back"])
+def test_a_model_that_changes_while_it_is_loaded_is_refused(folder, tmp_path, monkeypatch, name):
+    """Its embeddings would be kept as those of the files that were hashed."""
+    path = folder / name.replace("put back", "model.safetensors")
+    real = transformers.AutoModel.from_pretrained
+
+    def swapped(*arguments: Any, **options: Any) -> Any:
+        path.rename(tmp_path / "kept")
+        data = (tmp_path / "kept").read_bytes()
+        path.write_bytes(data + b" " * (name == "tokenizer.json"))
+        try:
+            return real(*arguments, **options)
+        finally:
+            if name == "put back":
+                (tmp_path / "kept").rename(path)
+
+    monkeypatch.setattr("transformers.AutoModel.from_pretrained", swapped)
+    with pytest.raises(EncoderError, match=r"changed while it was loaded.*; run the same"):
+        load(folder)
+    monkeypatch.undo()
+    load(folder)
 
 
 def test_a_model_that_gives_nan_is_an_error(folder):

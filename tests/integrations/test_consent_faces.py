@@ -165,6 +165,17 @@ def test_a_secret_in_the_name_of_a_model_is_refused_before_it_is_held(name, plac
     assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["base_url", "api_key", "store"])
+@pytest.mark.parametrize("kind", ["langchain.WhitenedRetriever", "llama_index.WhitenedEmbedding"])
+def test_a_setting_that_is_not_known_is_not_quoted(kind, name, place):
+    module, _, kind = kind.partition(".")
+    made = getattr(importlib.import_module(f"whiten_index.integrations.{module}"), kind)
+    where = {"index" if "Retriever" in kind else "source": str(place.index)}
+    with pytest.raises(ValueError, match=name) as caught:
+        made(**where, **{name: "https://me:hunter2@host/v1"})
+    assert "hunter2" not in f"{caught.value} {caught.value!r}"
+
+
 def test_a_transform_holds_no_secret(place):
     with pytest.raises(ConfigError, match=r"model .* has a password"):
         QueryTransform.of(place.index, model="https://me:hunter2@huggingface.co/acme/model")

@@ -74,7 +74,7 @@ def test_keys_that_the_server_does_not_know(bucket: str, guarded: None) -> None:
 @pytest.mark.parametrize("address", ["nonsense", "ftp://host", "http://", "http://a b"])
 def test_no_address(bucket: str, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", address)
-    with pytest.raises(ConfigError, match=r"AWS_ENDPOINT_URL is .*, which is no address"):
+    with pytest.raises(ConfigError, match=r"AWS_ENDPOINT_URL is no address"):
         Bucket(f"s3://{bucket}/p")
 
 

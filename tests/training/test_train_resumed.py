@@ -1,6 +1,7 @@
 """A training that was interrupted is gone on with, from what is whole."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,15 @@ def test_a_checkpoint_that_holds_something_else_is_told(
     with pytest.raises(
         ArtifactError, match=r"checkpoint-5 cannot be loaded .* train from the start"
     ):
+        train_encoder(config())
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_told(config: Any, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train_encoder(config(), progress=Stops(5))
+    folder = tmp_path / "model.training"
+    shutil.copytree(folder / "checkpoint-5", folder / "checkpoint-999")
+    with pytest.raises(ArtifactError, match=r"checkpoint-999 is the checkpoint of step 5; remove"):
         train_encoder(config())
 
 

@@ -117,7 +117,8 @@ def remove_killed(folder: Path, target: Path | None = None) -> None:
         form = _FORM.fullmatch(each.name)
         if form is None or (target is not None and form[1] != _cut(target.name)):
             continue
-        with contextlib.suppress(OSError, StorageError), locked(each):
+        # Another user may have put one there that Python cannot remove, folder in folder.
+        with contextlib.suppress(OSError, StorageError, RecursionError), locked(each):
             if form[2] == _this_host() or _is_old(each):
                 _discard(each, target or folder / form[1])
 
@@ -164,7 +165,8 @@ def locked(path: Path) -> Iterator[None]:
         path.stat()
         yield
     finally:
-        os.close(descriptor)
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
 
 
 def _discard(temporary: Path, path: Path) -> None:
@@ -232,7 +234,11 @@ def _temporary_name(name: str) -> str:
 
 def _cut(name: str) -> str:
     # Disks count bytes, and a name that fills them all leaves no room for more.
-    return os.fsencode(name)[:160].decode("utf-8", "ignore")
+    data = os.fsencode(name)
+    if len(data) <= 160:
+        return data.decode("utf-8", "ignore")
+    # Another target may begin alike.
+    return f"{data[:140].decode('utf-8', 'ignore')}~{hashlib.sha256(data).hexdigest()[:16]}"
 
 
 def _close(folder: Path) -> None:

@@ -49,6 +49,8 @@ _REASONS = {
 # Libraries in C++ and Rust report the system's errors by these words, without the number.
 _WORDS = {os.strerror(number): number for number in _REASONS if number != errno.ENOENT}
 _WORDS["can't start new thread"] = errno.EAGAIN
+# Arrow and Python do not say why; every file that is read here is a regular one.
+_WORDS |= dict.fromkeys(("error stat()ing file", "File or stream is not seekable"), errno.EIO)
 # A missing path; ENOTDIR is the answer below a file, ELOOP of a link to itself.
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
@@ -191,9 +193,12 @@ def list_folder(folder: Path | str, pattern: str = "*") -> list[Path]:
 
 def walk_files(folder: Path) -> Iterator[Path]:
     """Yield every path below a folder that is no folder, sorted; links are not followed."""
-    for path in list_folder(folder):
+    # Others may have put more folders in each other than Python has levels.
+    waiting = list_folder(folder)[::-1]
+    while waiting:
+        path = waiting.pop()
         if stat.S_ISDIR(mode_of(path, follow=False)):
-            yield from walk_files(path)
+            waiting += list_folder(path)[::-1]
         else:
             yield path
 

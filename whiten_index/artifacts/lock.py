@@ -66,7 +66,9 @@ def only_writer(folder: Path, *, what: str) -> Iterator[None]:
             with contextlib.suppress(OSError):
                 os.ftruncate(descriptor, 0)
     finally:
-        os.close(descriptor)
+        # It ends the lock, whatever a file server says; the error of the block says more.
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
 
 
 def _require_plain(path: Path, found: os.stat_result) -> None:

@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 
 from whiten_index.artifacts.limits import MANIFEST_BYTES
 from whiten_index.errors import ConfigError, StorageError, hide_secrets
-from whiten_index.paths import require_no_secret, require_plain_environment, shown
+from whiten_index.paths import require_no_secret, require_plain_environment
 
 _SCHEMES = ("s3", "gs", "az")
 _URI = re.compile(r"(s3|gs|az)://([^/]+)(?:/(.*))?", re.DOTALL)
 _HOST = r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])"
+_QUOTED = re.compile(r"([\"'`]).*?\1", re.DOTALL)
 _ADDRESS = re.compile(rf"https?://{_HOST}(:[0-9]+)?(/[!-~]*)?")
 _INSTALL = "pip install 'whiten-index[objects]'"
 # For lists and small objects, and for objects of gigabytes.
@@ -247,6 +248,9 @@ class Bucket:
             raise self._failure(what, place, text) from error
 
     def _failure(self, what: str, place: str, text: str) -> StorageError:
+        if what == "open":
+            # The reader of a file of credentials quotes its values.
+            text = _QUOTED.sub("…", text)
         plain = " ".join(hide_secrets(text).partition("Debug source:")[0].split())[:200]
         found = (
             reason for reason, signs in _REASONS.items() if any(each in text for each in signs)
@@ -313,8 +317,7 @@ def endpoint() -> str:
         if found := os.environ.get(name):
             if not _ADDRESS.fullmatch(found):
                 raise ConfigError(
-                    f"{name} is {shown(found)}, which is no address of a server; write "
-                    "https://HOST or http://HOST:PORT"
+                    f"{name} is no address of a server; write https://HOST or http://HOST:PORT"
                 )
             return found.rstrip("/")
     return ""

@@ -56,6 +56,7 @@ _CONVERSIONS = {
 _LOAD = "import datasets; datasets.load_from_disk(%s).to_parquet(%s)"
 _PLAIN = "".join(map(chr, range(33, 127)))
 _HIDDEN = "._"
+_MOST_LEVELS = 100
 _LONGEST_ANSWER = 1 << 26  # bytes of a list of links
 # Decides by the names below the source whether a file is wanted or, with ``whole=False``, whether a
 # folder may hold wanted files.
@@ -314,6 +315,8 @@ def _walk(
     folder: Path, names: tuple[str, ...], above: set[tuple[int, int]], match: _Match
 ) -> Iterator[str]:
     """Yield the paths of the files below ``folder``; links are followed."""
+    if len(names) > _MOST_LEVELS:
+        raise CorpusError(f"{folder} is more than {_MOST_LEVELS} folders deep; move it up")
     # Nothing is left out in silence, since its rows would look deleted.
     entries = list_folder(folder)
     if not entries and not exists(folder):

@@ -8,7 +8,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from whiten_index.artifacts.files import exists, list_folder, read_bounded, reading, sha256_file
+from whiten_index.artifacts.files import (
+    exists,
+    list_folder,
+    read_bounded,
+    reading,
+    sha256_file,
+    state_of,
+)
 from whiten_index.artifacts.limits import VECTOR_NUMBERS, canonical_json, load_json
 from whiten_index.errors import (
     ArtifactError,
@@ -82,8 +89,7 @@ def files_sha256(files: list[Path], *, name: str, folder: Path, what: str) -> st
         raise EncoderError(f"{folder} holds no {what} for model {name}; complete the folder")
     try:
         with reading(folder):
-            facts = [(file, file.stat()) for file in files]
-            digests = [_file_sha256(file, stat.st_size, stat.st_mtime_ns) for file, stat in facts]
+            digests = [_file_sha256(file, state_of(file)) for file in files]
     except (ArtifactError, OSError) as error:
         raise EncoderError(
             f"{what} of model {name} cannot be read ({error}); change their "
@@ -95,8 +101,7 @@ def files_sha256(files: list[Path], *, name: str, folder: Path, what: str) -> st
 
 
 @functools.lru_cache(maxsize=64)
-def _file_sha256(path: Path, size: int, changed: int) -> str:  # noqa: ARG001 (part of the key)
-    # Cached while size and time of change stay the same.
+def _file_sha256(path: Path, state: tuple[int, ...]) -> str:  # noqa: ARG001 (part of the key)
     return sha256_file(path)
 
 

@@ -6,7 +6,7 @@ embedding never loads them either.
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
@@ -15,7 +15,14 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from whiten_index.artifacts.files import exists, is_file, is_folder, list_folder, walk_files
+from whiten_index.artifacts.files import (
+    exists,
+    is_file,
+    is_folder,
+    list_folder,
+    state_of,
+    walk_files,
+)
 from whiten_index.artifacts.limits import VECTOR_NUMBERS, canonical_json
 from whiten_index.encoding.encoder_config import EMBEDDED
 from whiten_index.encoding.model_files import (
@@ -79,6 +86,8 @@ class ModelFolder:
     revision: str | None  # commit of the hub, or EMBEDDED, or None for a local folder
     config: dict[str, Any] = field(repr=False)
     weights_sha256: str
+    # Files of weights, and the state of each before it was hashed.
+    weights: Mapping[Path, tuple[int, ...]] = field(repr=False, compare=False)
     prompts: dict[str, str]
     similarity: str  # that the model was trained for: cosine, dot, euclidean or manhattan
     normalizes: bool  # whether the model ends with an L2 normalisation
@@ -156,6 +165,15 @@ class ModelFolder:
             modules = (path for path in _walked(self.code) if path.suffix == ".py")
             code = self._digests(self.code, modules)
         return hashlib.sha256(canonical_json([own, code]).encode()).hexdigest()
+
+    def require_unchanged(self, files_sha256: str) -> None:
+        """Refuse files that changed since they were hashed: others may have been loaded."""
+        changed = [path for path, state in self.weights.items() if state_of(path) != state]
+        if changed or self.files_sha256 != files_sha256:
+            raise EncoderError(
+                f"files of model {self.name} changed while it was loaded"
+                f"{f' ({changed[0].name})' if changed else ''}; run the same command again"
+            )
 
     def _digests(self, folder: Path, paths: Iterable[Path]) -> dict[str, Any]:
         """Return the digests of files by their names below a folder."""
@@ -289,6 +307,7 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
     found = ModelFolder(
         path=root,
         config=config,
+        weights={file: state_of(file) for file in weights},
         weights_sha256=files_sha256(weights, name=name, folder=root, what="weights"),
         pooling=pooling,
         max_length=_static_length(config) if static else _length(settings),
@@ -342,6 +361,7 @@ def _read_fallback(name: str, path: Path, revision: str | None, reason: str) -> 
     return ModelFolder(
         path=path,
         config=config,
+        weights={file: state_of(file) for file in weights},
         weights_sha256=files_sha256(weights, name=name, folder=path, what="weights"),
         not_run=reason,
         **_common(name, path, revision, modules),

@@ -62,7 +62,8 @@ class WhitenedRetriever(BaseRetriever):
     ``langchain_core.load`` takes it from a file that somebody put it into: load your own files.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    # The input may be an address with a secret.
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
     index: Annotated[str, BeforeValidator(str)]
     top_k: int = Field(default=10, ge=1)

@@ -40,9 +40,11 @@ class WhitenedEmbedding(BaseEmbedding):
         embeddings_cache: None. It would find vectors by their texts alone, so mix those of queries
             and documents, and of different transforms.
         trust_remote_code: see ``open_transform``, as for the other fields; not written down.
+            Pydantic's own ``model_validate_json`` takes it from a file: use ``from_json``.
     """
 
-    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+    # The input may be an address with a secret.
+    model_config = ConfigDict(extra="forbid", validate_assignment=True, hide_input_in_errors=True)
 
     model_name: str = Field(frozen=True)
     source: str = Field(frozen=True)

@@ -46,6 +46,7 @@ Curves = list[dict[str, float]]
 
 class _Checkpoint(Described):
     training: dict[str, Any]
+    step: int
 
 
 _SCHEMA = Schema("checkpoint", 1, _Checkpoint)
@@ -195,7 +196,7 @@ class _State:
                 "losses": self._losses, "curves": self.curves,
             }  # fmt: skip
             torch.save(state, inside / _STATE)
-            fields |= _SCHEMA.headed(training=dict(identity))
+            fields |= _SCHEMA.headed(training=dict(identity), step=self._step)
         for each in checkpoints(folder)[:-1]:
             discard(each)
 
@@ -236,6 +237,8 @@ def checked_identity(folder: Path) -> Mapping[str, Any] | None:
     path = found[-1]
     fields = read_manifest(path, _SCHEMA, remedy=_REMEDY, missing=_REMEDY)
     check_files(path, fields, content=True, remedy=_REMEDY)
+    if fields["step"] != _step_of(path):
+        raise ArtifactError(f"{path} is the checkpoint of step {fields['step']}; {_REMEDY}")
     return fields["training"]
 
 
