@@ -24,7 +24,7 @@ from benchmarks.intervals import interval_over_sets
 from benchmarks.judged_sets import joined_texts, judged_set, ndcg_each
 from benchmarks.results_file import data_folder, write
 from whiten_index import load_encoder
-from whiten_index.whitening.bridge import Bridge, CrossMoments
+from whiten_index.whitening.bridge import Bridge, joint_moments
 from whiten_index.whitening.spectrum import unit_rows
 
 SET, HELD_OUT = "scifact", 8
@@ -79,7 +79,7 @@ def mixed_rows(
     if len(known) == len(new):
         return new, None
     held, fitted = known[::HELD_OUT], np.delete(known, np.s_[::HELD_OUT])
-    moments = CrossMoments.of([(old[fitted], new[fitted])])
+    moments = joint_moments([(old[fitted], new[fitted])])
     bridge = Bridge.choose(moments, (old[held], new[held]))
     mixed = unit_rows(bridge.apply(old))
     mixed[known[:used]] = new[known[:used]]

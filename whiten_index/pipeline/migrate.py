@@ -62,7 +62,7 @@ from whiten_index.versions.migration import BRIDGE, encoded_rows, filled_for, kn
 from whiten_index.versions.published import read_published, tidy
 from whiten_index.versions.references import indexes_of, open_store
 from whiten_index.versions.retention import before_bridged, rollback
-from whiten_index.whitening.bridge import Bridge, CrossMoments
+from whiten_index.whitening.bridge import Bridge, joint_moments
 from whiten_index.whitening.selection import reciprocal_ranks
 from whiten_index.whitening.spectrum import unit_rows
 
@@ -296,7 +296,7 @@ def _fit_bridge(base: BaseVersion, new: EmbeddingStore, stages: Stages) -> tuple
             "more with --rows"
         )
     with stages.stage("fit bridge", base.record.rows):
-        moments = CrossMoments.of(_pairs(base, new, held_out=False))
+        moments = joint_moments(_pairs(base, new, held_out=False))
         x, y = (np.concatenate(side) for side in zip(*held, strict=True))
         return Bridge.choose(moments, (x, y)), length / count
 

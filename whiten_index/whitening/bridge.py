@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts.tensors import content_digest
 from whiten_index.errors import WhiteningError
+from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.spectrum import unit_rows
 
 # Penalties of ridge regression, as shares of the mean variance.
@@ -21,48 +22,19 @@ _NEAREST, _QUERIES = 10, 256
 BridgeKind = Literal["ridge", "orthogonal"]
 
 
-@dataclass(frozen=True, eq=False)
-class CrossMoments:
-    """Moments of pairs of unit rows x (d,) and y (e,), summed in O(d² + de) memory."""
+def joint_moments(pairs: Iterable[tuple[NDArray[np.floating], NDArray[np.floating]]]) -> Moments:
+    """Return the moments of rows x (d,) and y (e,) side by side, (d + e,), each at unit length.
 
-    count: float
-    mean_x: NDArray[np.float64]  # (d,)
-    mean_y: NDArray[np.float64]  # (e,)
-    scatter_x: NDArray[np.float64]  # (d, d), centred
-    cross: NDArray[np.float64]  # (d, e), centred
-
-    @classmethod
-    def of(
-        cls, pairs: Iterable[tuple[NDArray[np.floating], NDArray[np.floating]]]
-    ) -> "CrossMoments":
-        """Sum blocks of rows (n, d) and (n, e); each row is scaled to unit length."""
-        total: CrossMoments | None = None
-        for x, y in pairs:
-            if len(x):
-                block = cls._of_block(_unit(x), _unit(y))
-                total = block if total is None else total + block
-        if total is None:
-            raise WhiteningError("no row is encoded by both models; encode a sample first")
-        return total
-
-    @classmethod
-    def _of_block(cls, x: NDArray[np.float64], y: NDArray[np.float64]) -> "CrossMoments":
-        mean_x, mean_y = x.mean(axis=0), y.mean(axis=0)
-        x, y = x - mean_x, y - mean_y
-        return cls(float(len(x)), mean_x, mean_y, x.T @ x, x.T @ y)
-
-    def __add__(self, other: "CrossMoments") -> "CrossMoments":
-        """Return the moments of both samples (Chan, Golub and LeVeque 1979)."""
-        count = self.count + other.count
-        apart_x, apart_y = other.mean_x - self.mean_x, other.mean_y - self.mean_y
-        weight = self.count * other.count / count
-        return CrossMoments(
-            count,
-            self.mean_x + apart_x * (other.count / count),
-            self.mean_y + apart_y * (other.count / count),
-            self.scatter_x + other.scatter_x + weight * np.outer(apart_x, apart_x),
-            self.cross + other.cross + weight * np.outer(apart_x, apart_y),
-        )
+    The pairs are blocks of rows (n, d) and (n, e).
+    """
+    total: Moments | None = None
+    for x, y in pairs:
+        if len(x):
+            block = Moments.of(np.hstack([_unit(x), _unit(y)]))
+            total = block if total is None else total + block
+    if total is None:
+        raise WhiteningError("no row is encoded by both models; encode a sample first")
+    return total
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,15 +54,17 @@ class Bridge:
     agreement: float | None = None
 
     @classmethod
-    def fit(cls, moments: CrossMoments, kind: BridgeKind, penalty: float = 0.0) -> "Bridge":
+    def fit(cls, moments: Moments, dim: int, kind: BridgeKind, penalty: float = 0.0) -> "Bridge":
         """Fit a map.
 
         Args:
-            moments: of rows of both models.
+            moments: joint ones of both models.
+            dim: width d of the rows that are mapped.
             kind: of the map.
             penalty: of ridge regression, as a share of the mean variance.
         """
-        scatter, cross = moments.scatter_x, moments.cross
+        scatter, cross = moments.scatter[:dim, :dim], moments.scatter[:dim, dim:]
+        mean_x, mean_y = moments.mean[:dim], moments.mean[dim:]
         if kind == "ridge":
             variance = float(np.trace(scatter)) / len(scatter)
             matrix = np.linalg.solve(scatter + penalty * variance * np.eye(len(scatter)), cross)
@@ -98,11 +72,11 @@ class Bridge:
             # Least squares over orthogonal maps times a scale (Schönemann 1966).
             left, values, right = np.linalg.svd(cross, full_matrices=False)
             matrix = left @ right * (values.sum() / max(float(np.trace(scatter)), 1e-300))
-        return cls(kind, moments.mean_x, moments.mean_y, np.asarray(matrix, np.float64))
+        return cls(kind, mean_x, mean_y, np.asarray(matrix, np.float64))
 
     @classmethod
     def choose(
-        cls, moments: CrossMoments, held_out: tuple[NDArray[np.floating], NDArray[np.floating]]
+        cls, moments: Moments, held_out: tuple[NDArray[np.floating], NDArray[np.floating]]
     ) -> "Bridge":
         """Return the map by which held-out rows (n, d) and (n, e) agree best on neighbours.
 
@@ -112,8 +86,9 @@ class Bridge:
         x, y = held_out
         queries = _unit(y[:_QUERIES])
         wanted = _nearest(queries, _unit(y))
-        fits = [cls.fit(moments, "ridge", penalty) for penalty in _PENALTIES]
-        fits.append(cls.fit(moments, "orthogonal"))
+        dim = x.shape[1]
+        fits = [cls.fit(moments, dim, "ridge", penalty) for penalty in _PENALTIES]
+        fits.append(cls.fit(moments, dim, "orthogonal"))
         scored = []
         for each in fits:
             found = _nearest(queries, _unit(each.apply(x)))
