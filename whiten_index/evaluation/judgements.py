@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from whiten_index.artifacts.atomic import replacing
 from whiten_index.artifacts.files import is_file, writing
 from whiten_index.artifacts.limits import load_json
-from whiten_index.corpus.sources import SourceFile
 from whiten_index.errors import ConfigError, CorpusError, first_line
 from whiten_index.evaluation.label_table import (
     CSV,
@@ -283,7 +281,6 @@ def parquet_corpus(corpus: Path, work: Path) -> Path:
     if corpus.suffix != ".jsonl":
         return corpus
     target = work / "corpus.parquet"
-    source = SourceFile(corpus.name, str(corpus), pafs.LocalFileSystem()).identified()
     with writing(target):
         work.mkdir(parents=True, exist_ok=True)
         with replacing(target) as temporary, pq.ParquetWriter(temporary, _SCHEMA) as writer:
@@ -291,7 +288,6 @@ def parquet_corpus(corpus: Path, work: Path) -> Path:
             documents = itertools.starmap(_document, lines)
             while batch := list(itertools.islice(documents, _ROWS)):
                 writer.write_table(pa.Table.from_pylist(batch, _SCHEMA))
-            source.require_unchanged()
     return target
 
 

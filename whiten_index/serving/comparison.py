@@ -5,7 +5,7 @@ one matrix product has the scores of each width, and those of the raw embeddings
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +20,9 @@ from whiten_index.versions.published import MOMENTS
 from whiten_index.versions.references import corpus_record, open_store
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.selection import widths
-from whiten_index.whitening.spectrum import unit_rows
+from whiten_index.whitening.spectrum import Spectrum, numerical_rank, unit_rows
 from whiten_index.whitening.transform import Whitening
-from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
+from whiten_index.whitening.whitening_config import Kind
 
 Array = NDArray[np.float32]
 _REMEDY = "name it with --store DIR"
@@ -127,20 +127,14 @@ def _whole(opened: Opened) -> Whitening:
     own = opened.bundle.whitening
     if own.kind not in (Kind.WHITENING, Kind.PCA) or own.estimator != "empirical" or own.remove_top:
         return own
-    config = WhiteningConfig(
-        kind=Kind.WHITENING,
-        k="full",
-        exponent=own.exponent,
-        center=own.center,
-        normalize_input=own.normalize_input,
-        floor=own.floor or None,
-        similarity=own.similarity,
-    )
     try:
         moments = Moments.load(opened.bundle.source.file(MOMENTS))
-        whole = Whitening.fit(moments, config)
+        spectrum = Spectrum.of(moments.covariance())
     except (ArtifactError, WhiteningError):
         return own
+    values = spectrum.eigenvalues
+    basis = spectrum.eigenvectors[:, : numerical_rank(values, floor=own.floor)]
+    whole = replace(own, mean=moments.mean, eigenvalues=values, basis=basis)
     same = whole.k >= own.k and np.allclose(whole.basis[:, : own.k], own.basis, atol=_SAME)
     return whole if same and np.allclose(whole.mean, own.mean, atol=_SAME) else own
 
