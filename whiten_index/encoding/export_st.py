@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from whiten_index.artifacts.files import fsync_path, is_file, list_folder, walk_files
+from whiten_index.artifacts.manifest import write_json
 from whiten_index.encoding.model_files import POOLING_FLAGS, weight_files
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec
@@ -66,16 +67,16 @@ def write_folder(
     config |= dict.fromkeys(("dtype", "torch_dtype"), "float32")
     if spec.layers != (model.layers,):
         config["output_hidden_states"] = True
-    _write_json(path / "config.json", config)
+    write_json(path / "config.json", config)
     limits = {"max_seq_length": spec.max_length, "do_lower_case": spec.lower_case}
-    _write_json(path / "sentence_bert_config.json", limits)
+    write_json(path / "sentence_bert_config.json", limits)
     settings = {
         "prompts": {"query": spec.query_prompt, "document": spec.document_prompt},
         # A text is a document unless it is called a query, as it is here.
         "default_prompt_name": "document" if spec.document_prompt else None,
         "similarity_fn_name": similarity,
     }
-    _write_json(path / "config_sentence_transformers.json", settings)
+    write_json(path / "config_sentence_transformers.json", settings)
     _write_modules(path, modules)
 
 
@@ -89,7 +90,7 @@ def _write_modules(path: Path, modules: Sequence[Module]) -> None:
         if module.source is not None:
             shutil.copytree(module.source, inside, dirs_exist_ok=True)
         else:
-            _write_json(inside / "config.json", dict(module.config))
+            write_json(inside / "config.json", dict(module.config))
         if module.weights:
             arrays = {key: np.ascontiguousarray(value) for key, value in module.weights.items()}
             data = save(arrays, metadata={"format": "pt"})
@@ -97,10 +98,6 @@ def _write_modules(path: Path, modules: Sequence[Module]) -> None:
         entry = {"idx": number, "name": str(number), "path": name, "type": _HOME + module.kind}
         listed.append(entry)
     (path / "modules.json").write_text(json.dumps(listed, indent=2) + "\n")
-
-
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def flush(path: Path) -> None:
