@@ -4,7 +4,6 @@ import sys
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,17 +18,6 @@ from whiten_index.encoding.tokenization import (
 )
 from whiten_index.encoding.window_encoder import Encoded, TextWindow, WindowEncoder
 from whiten_index.errors import EncoderError
-
-
-@dataclass(frozen=True, slots=True)
-class BatchRun:
-    """A window whose embeddings (m, d) of different texts are computed, or arriving."""
-
-    window: TextWindow
-    embeddings: Any
-    padded_tokens: int
-    out_of_memory: int  # batches that were tried again in halves
-    arrived: Callable[[], None] | None = None  # waits for the device
 
 
 class BatchEncoder(WindowEncoder):
@@ -78,7 +66,7 @@ class BatchEncoder(WindowEncoder):
         *,
         advance: Callable[[int], None] | None = None,
         stopped: Callable[[NDArray[np.float32]], None] | None = None,
-    ) -> BatchRun:
+    ) -> "Batches":
         """Encode a prepared window; Ctrl-C gives ``stopped`` what is done."""
         batches, tell = Batches(prepared, self), advance or (lambda _: None)
         try:
@@ -96,10 +84,9 @@ class BatchEncoder(WindowEncoder):
         """Return embeddings as an array."""
         return np.asarray(embeddings)
 
-    def ran(self, batches: "Batches") -> BatchRun:
-        """Return a window's run."""
-        counts = batches.padded_tokens, batches.out_of_memory
-        return BatchRun(batches.window, batches.embeddings, *counts)
+    def ran(self, batches: "Batches") -> "Batches":
+        """Return batches that are done, with embeddings that are arrays or will be."""
+        return batches
 
     def room(self, window: TextWindow, count: int) -> Any:
         """Return an array or tensor for embeddings (count, d), with those that are known."""
@@ -115,7 +102,7 @@ class BatchEncoder(WindowEncoder):
         while (rows := batches.step()) is not None:
             advance(rows)
 
-    def collect(self, ran: BatchRun) -> Encoded:
+    def collect(self, ran: "Batches") -> Encoded:
         """Return the embeddings of a window in the order of its texts."""
         if ran.arrived is not None:
             ran.arrived()
@@ -152,8 +139,10 @@ class Batches:
         count, first = len(self.lengths), len(window.known)
         self._left = [slice(first, count)] if first < count else []
         self._done = np.arange(count + 1) < first
-        self.padded_tokens = self.out_of_memory = 0
+        self.padded_tokens = 0
+        self.out_of_memory = 0  # batches that were tried again in halves
         self.embeddings = encoder.room(window, count)
+        self.arrived: Callable[[], None] | None = None  # waits for the device
 
     def step(self) -> int | None:
         """Encode one batch and return its number of rows, None at the end."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from whiten_index.encoding.batching import BatchEncoder, Batches, BatchRun
+from whiten_index.encoding.batching import BatchEncoder, Batches
 from whiten_index.encoding.encoder_config import BackendName, EncoderConfig, chosen_devices
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.openvino import OpenVinoStates
@@ -124,11 +124,12 @@ class Encoder(BatchEncoder):
         """Return embeddings as an array."""
         return embeddings.cpu().numpy()
 
-    def ran(self, batches: Batches) -> BatchRun:
-        """Return a window's run; on a GPU, before the embeddings are there."""
-        ran, there = super().ran(batches), batches.embeddings
+    def ran(self, batches: Batches) -> Batches:
+        """Return batches that are done; on a GPU, before the embeddings are here."""
+        there = batches.embeddings
         if self.device.type != "cuda":
-            return replace(ran, embeddings=self.host(there))
+            batches.embeddings = self.host(there)
+            return batches
         host = torch.empty(there.shape, dtype=there.dtype, pin_memory=True)
         # On another stream, the copy waits for the kernels of this window only.
         stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
@@ -136,7 +137,8 @@ class Encoder(BatchEncoder):
         with torch.cuda.stream(stream):
             host.copy_(there, non_blocking=True)
             there.record_stream(stream)
-        return replace(ran, embeddings=host.numpy(), arrived=stream.record_event().synchronize)
+        batches.embeddings, batches.arrived = host.numpy(), stream.record_event().synchronize
+        return batches
 
     def window(self, texts: Sequence[str], *, queries: bool) -> TextWindow:
         """Tokenise texts and start the copy of the tokens to the device."""

@@ -44,7 +44,7 @@ from whiten_index.store.records import CorpusPart
 from whiten_index.store.segments import Segment, digests_name, keyed
 
 if TYPE_CHECKING:
-    from whiten_index.encoding.batching import BatchRun
+    from whiten_index.encoding.batching import Batches
     from whiten_index.encoding.remote import RemoteRun
     from whiten_index.encoding.window_encoder import Encoded, TextWindow
     from whiten_index.pipeline.build_config import BuildConfig
@@ -129,7 +129,7 @@ class EncodedWindow:
     counts: Counts = field(default_factory=Counts)
     seconds: dict[str, float] = field(default_factory=dict)
     prepared: "TextWindow | None" = None
-    ran: "BatchRun | RemoteRun | None" = None
+    ran: "Batches | RemoteRun | None" = None
     key: dict[str, Any] = field(default_factory=dict)  # of what an interrupted run keeps of it
     saved: bool = False  # whether something is kept
 
