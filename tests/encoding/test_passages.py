@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.load_encoder import resolve_encoder
-from whiten_index.encoding.passages import PassageConfig, PassageSplitter, passage_spans
+from whiten_index.encoding.passages import PassageSplitter, passage_spans
 from whiten_index.errors import ConfigError
 
 Offsets = list[tuple[int, int]]
@@ -147,9 +147,7 @@ def test_a_passage_has_the_tokens_asked_for_at_most_when_it_is_encoded(
 ) -> None:
     overlap = data.draw(st.integers(0, 3))
     prompt = data.draw(st.sampled_from(["", "a: "])) if tokens > 12 else ""
-    splitter = PassageSplitter(
-        backend, PassageConfig(tokens, overlap), prompt=prompt, lower_case=lower
-    )
+    splitter = PassageSplitter(backend, tokens, overlap, prompt=prompt, lower_case=lower)
     (spans,) = splitter.split([text])
     covered = {i for start, end in spans for i in range(start, end)}
     assert {i for i, letter in enumerate(text) if not letter.isspace()} <= covered
@@ -164,7 +162,7 @@ def test_a_passage_has_the_tokens_asked_for_at_most_when_it_is_encoded(
 
 def test_a_letter_that_lowering_makes_longer_counts_as_it_is_encoded() -> None:
     backend, text = byte_level(), "ßİ🎉"
-    splitter = PassageSplitter(backend, PassageConfig(10), prompt="", lower_case=True)
+    splitter = PassageSplitter(backend, 10, prompt="", lower_case=True)
     (spans,) = splitter.split([text])
     assert len(spans) > 1
     assert all(len(backend.encode(text[start:end].lower())) <= 10 for start, end in spans)
@@ -172,7 +170,7 @@ def test_a_letter_that_lowering_makes_longer_counts_as_it_is_encoded() -> None:
 
 def load(model: Path, tokens: int, overlap: int = 0, **options: Any) -> PassageSplitter:
     spec, folder = resolve_encoder(EncoderConfig(model=str(model), **options))
-    return PassageSplitter.load(spec, folder, PassageConfig(tokens, overlap))
+    return PassageSplitter.load(spec, folder, tokens, overlap)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,36 +26,30 @@ _INSIDE, _WORD, _LINE, _SENTENCE = range(4)
 _MOST_CLOSING = 8
 
 
-@dataclass(frozen=True)
-class PassageConfig:
-    """Size and overlap of the passages of a text."""
-
-    # Most tokens of a passage that the model sees: special ones and the document prompt included.
-    tokens: int
-    overlap: int = 0  # most tokens of text that neighbours share, up to half of a passage's
-
-
 class PassageSplitter:
     """Cuts texts into passages at the offsets of an encoder's own tokens.
 
-    ``room`` is the most tokens of text in a passage: its tokens less special ones and prompt.
+    The model sees at most ``tokens`` of a passage, special ones and the document prompt included.
+    ``room`` are those of its text, of which neighbours share at most ``overlap``, up to half.
     """
 
     def __init__(
-        self, backend: Any, config: PassageConfig, *, prompt: str, lower_case: bool
+        self, backend: Any, tokens: int, overlap: int = 0, *, prompt: str, lower_case: bool
     ) -> None:
         backend.no_padding()
         backend.no_truncation()
-        self.config = config
+        self.tokens, self.overlap = tokens, overlap
         self._backend, self._prompt, self._lower_case = backend, prompt, lower_case
         self.room = self._room()
 
     @classmethod
-    def load(cls, spec: EncoderSpec, folder: ModelFolder, config: PassageConfig) -> PassageSplitter:
+    def load(
+        cls, spec: EncoderSpec, folder: ModelFolder, tokens: int, overlap: int = 0
+    ) -> PassageSplitter:
         """Load the tokenizer of an encoder, and nothing else of it."""
-        if config.tokens > spec.max_length:
+        if tokens > spec.max_length:
             raise ConfigError(
-                f"--passage-tokens {config.tokens} is more than the limit of {spec.max_length} "
+                f"--passage-tokens {tokens} is more than the limit of {spec.max_length} "
                 f"tokens that {spec.model} is used with; give at most {spec.max_length}, or raise "
                 f"--max-length (up to {folder.longest})"
             )
@@ -69,7 +62,8 @@ class PassageSplitter:
                 "out --passage-tokens (long texts are then cut off and counted), or choose a model "
                 "whose folder has a tokenizer.json"
             )
-        return cls(backend, config, prompt=spec.document_prompt, lower_case=spec.lower_case)
+        prompt, lower_case = spec.document_prompt, spec.lower_case
+        return cls(backend, tokens, overlap, prompt=prompt, lower_case=lower_case)
 
     @tokenizing()
     def split(self, texts: Sequence[str]) -> list[list[Span]]:
@@ -87,7 +81,7 @@ class PassageSplitter:
         pending = list(range(len(texts)))
         while pending:
             for row in pending:
-                overlap = min(self.config.overlap, rooms[row] // 2)
+                overlap = min(self.overlap, rooms[row] // 2)
                 found[row] = passage_spans(
                     texts[row], offsets[row], room=rooms[row], overlap=overlap
                 )
@@ -108,7 +102,7 @@ class PassageSplitter:
         alone = [self._lowered(self._prompt + piece) for _, piece in pieces]
         tokens = (each for chunk in chunks(alone) for each in self._backend.encode_batch(chunk))
         for (row, _), encoding in zip(pieces, tokens, strict=True):
-            too_many[row] = max(too_many[row], len(encoding) - self.config.tokens)
+            too_many[row] = max(too_many[row], len(encoding) - self.tokens)
         return too_many
 
     def _offsets(self, texts: list[str]) -> list[list[Span]]:
@@ -129,7 +123,7 @@ class PassageSplitter:
         # A blank that ends the prompt becomes part of the first word's token.
         lowered = self._lowered(self._prompt.rstrip())
         prompt = len(self._backend.encode(lowered, add_special_tokens=False))
-        tokens, overlap = self.config.tokens, self.config.overlap
+        tokens, overlap = self.tokens, self.overlap
         room: int = tokens - special - prompt
         taken = f"{special} special tokens" + (f" and {prompt} of the prompt" if prompt else "")
         if room < 1:

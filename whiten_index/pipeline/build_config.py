@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 from whiten_index.corpus.corpus_config import CorpusConfig
 from whiten_index.encoding.encoder_config import EncoderConfig
-from whiten_index.encoding.passages import PassageConfig
 from whiten_index.errors import ConfigError
 from whiten_index.index.choice import IndexPlan, choose_factory
 from whiten_index.options import flag_of, options_of, parse_bytes, parse_seconds, schema
@@ -78,7 +77,7 @@ class BuildConfig(BuildOptions):
             raise ConfigError(
                 "--address is empty; name the head of the cluster, host:port, or leave it out"
             )
-        self.passage_config()
+        _ = self.passages
         if self.corpus:
             self.corpus_config()
 
@@ -94,16 +93,15 @@ class BuildConfig(BuildOptions):
 
     def corpus_config(self) -> CorpusConfig:
         """Return the part that opens the corpus."""
-        passages = self.passage_config()
-        cut = None if passages is None else (passages.tokens, passages.overlap)
-        return self._part(CorpusConfig, sources=self.corpus, passages=cut)
+        return self._part(CorpusConfig, sources=self.corpus, passages=self.passages)
 
     def encoder_config(self) -> EncoderConfig:
         """Return the part that resolves the encoder."""
         return self._part(EncoderConfig)
 
-    def passage_config(self) -> PassageConfig | None:
-        """Return the part that cuts texts into passages, ``None`` if texts stay whole."""
+    @property
+    def passages(self) -> tuple[int, int] | None:
+        """Tokens of a passage, and those that neighbours share; ``None`` if texts stay whole."""
         if self.passage_tokens is None:
             if self.overlap is not None:
                 raise ConfigError(
@@ -111,7 +109,7 @@ class BuildConfig(BuildOptions):
                     "--passage-tokens, or leave --overlap out"
                 )
             return None
-        return PassageConfig(self.passage_tokens, self.overlap or 0)
+        return self.passage_tokens, self.overlap or 0
 
     @property
     def chooses(self) -> bool:

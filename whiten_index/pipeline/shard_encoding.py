@@ -439,11 +439,11 @@ def shard_work(config: "BuildConfig", corpus: ParquetCorpus, *, write: bool = Tr
         return ShardWork(corpus, store, queries if known else _no_encoder, config.dtype_kept())
     encoder_config = config.encoder_config()
     spec: Spec
-    if (passages := config.passage_config()) is None:
+    if config.passages is None:
         spec, splitter = resolve_encoder(encoder_config)[0], None
     else:
         spec, folder = local_model(encoder_config, by="--passage-tokens")
-        splitter = PassageSplitter.load(spec, folder, passages)
+        splitter = PassageSplitter.load(spec, folder, *config.passages)
     own = model_place(config.store_place)
     bridged = None if own is None else EmbeddingStore.open(config.store_place)
     store = make(own or config.store_place, spec.to_json(), spec.fingerprint)
