@@ -193,6 +193,43 @@ def test_documents_that_unpack_to_more_are_damage(world: World, of: str) -> None
     assert (status, "its columns are compressed" in stderr) == (5, True), stderr
 
 
+MANY = pa.nulls(200_000_000)
+LISTS = {
+    "lists of one length": lambda n: pa.FixedSizeListArray.from_arrays(
+        MANY[: 2_000_000 * n], 2_000_000
+    ),
+    "one long list": lambda n: pa.LargeListArray.from_arrays([0] * n + [len(MANY)], MANY),
+    "views of one list": lambda n: pa.LargeListViewArray.from_arrays(
+        pa.array([0] * n, pa.int64()), pa.array([4_000_000] * n, pa.int64()), pa.nulls(4_000_000)
+    ),
+    "in a structure": lambda n: pa.StructArray.from_arrays([LISTS["one long list"](n)], ["a"]),
+    "runs": lambda n: pa.RunEndEncodedArray.from_arrays([n], ["a"]),
+    "no fields": lambda n: pa.array([{}] * n, pa.struct([])),
+}
+
+
+@pytest.mark.parametrize("kind", LISTS)
+def test_columns_without_end_are_damage(world: World, kind: str) -> None:
+    """Nulls in lists take no bytes, and views of lists share them."""
+    version = json.loads(world.current.read_text())["version"]
+    path = world.index / "versions" / version / "documents.arrow"
+    table = pa.ipc.open_file(path.read_bytes()).read_all()
+    nested = pa.map_(pa.string(), pa.list_(pa.int8()))
+    for sound in (pa.array([[None, 1]]), pa.array([[("a", [1])]], nested)):
+        table = table.append_column(str(sound.type), sound.take([0] * len(table)))
+    write_documents(path, [table])
+    world.seal(path)
+    status, _, stderr = run("search", world.index, "--like", "1")
+    assert status == 0, stderr
+    made = table.append_column("many", LISTS[kind](len(table)))
+    with path.open("wb") as file, pa.ipc.new_file(file, made.schema) as out:
+        out.write_table(made)
+    world.seal(path)
+    status, _, stderr = run("search", world.index, "--like", "1")
+    told = "types that no index has" if kind in ("runs", "no fields") else "unpacks to more"
+    assert (status, told in stderr) == (5, True), stderr
+
+
 @pytest.mark.parametrize("how", ["behind no transforms", "with labels of no rows", "below all"])
 def test_an_index_file_of_another_kind_is_damage(world: World, how: str) -> None:
     version = json.loads(world.current.read_text())["version"]

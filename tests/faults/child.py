@@ -42,7 +42,7 @@ from tests.faults.place import (
 from whiten_index.artifacts.manifest import Schema
 
 KINDS = ("open", "create", "list", "look", "read", "write", "fsync", "rename", "unlink", "mkdir",
-         "link", "lock", "map")  # fmt: skip
+         "link", "lock", "map", "seek", "close")  # fmt: skip
 GROWS = ("create", "write", "fsync", "rename", "mkdir", "link")
 CHANGES = (*GROWS, "unlink")
 ONCE, STAYS, KILL = range(3)

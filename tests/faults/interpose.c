@@ -31,9 +31,9 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum { OPEN, CREATE, LIST, LOOK, READ, WRITE, FSYNC, RENAME, UNLINK, MKDIR, LINK, LOCK, MAP, KINDS };
+enum { OPEN, CREATE, LIST, LOOK, READ, WRITE, FSYNC, RENAME, UNLINK, MKDIR, LINK, LOCK, MAP, SEEK, CLOSE, KINDS };
 static const char *const names[KINDS] = {"open",   "create", "list",  "look", "read", "write", "fsync",
-                                         "rename", "unlink", "mkdir", "link", "lock", "map"};
+                                         "rename", "unlink", "mkdir", "link", "lock", "map", "seek", "close"};
 enum { ONCE, STAYS, KILL };
 
 static char folder[PATH_MAX];
@@ -185,6 +185,13 @@ LOOKS(lstat64, stat64)
     }
 LOOKS_AT(fstatat, stat)
 LOOKS_AT(fstatat64, stat64)
+#define LOOKS_ON(name, buffer) \
+    int name(int descriptor, struct buffer *found) { \
+        REAL(name); \
+        return fails_on(LOOK, descriptor) ? -1 : real(descriptor, found); \
+    }
+LOOKS_ON(fstat, stat)
+LOOKS_ON(fstat64, stat64)
 int access(const char *path, int mode) {
     REAL(access);
     return fails(LOOK, AT_FDCWD, path) ? -1 : real(path, mode);
@@ -201,6 +208,20 @@ ssize_t read(int descriptor, void *data, size_t size) {
     }
 READS_FROM(pread, off_t)
 READS_FROM(pread64, off64_t)
+#define SEEKS(name, offset) \
+    offset name(int descriptor, offset to, int from) { \
+        REAL(name); \
+        return fails_on(SEEK, descriptor) ? -1 : real(descriptor, to, from); \
+    }
+SEEKS(lseek, off_t)
+SEEKS(lseek64, off64_t)
+int close(int descriptor) {
+    REAL(close);
+    /* It is closed all the same, as on a file server. */
+    int failed = fails_on(CLOSE, descriptor), closed = real(descriptor);
+    if (failed) errno = error_number;
+    return failed ? -1 : closed;
+}
 size_t fread(void *data, size_t size, size_t times, FILE *file) {
     REAL(fread);
     return armed_kinds && fails_on(READ, fileno(file)) ? 0 : real(data, size, times, file);

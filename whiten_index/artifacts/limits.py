@@ -50,7 +50,7 @@ def iterate_lines(file: IO[bytes]) -> Iterator[bytes]:
         yield line
 
 
-def check_expanded(size: int, packed: int) -> None:
+def check_expanded(size: float, packed: int) -> None:
     """Raise ``LimitError`` if ``packed`` bytes of a file unpack to a ``size`` that no text has."""
     if size > max(_EXPANDED_BYTES, _EXPANSION * packed):
         raise LimitError(

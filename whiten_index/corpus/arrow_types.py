@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from whiten_index.artifacts.files import reading
+from whiten_index.artifacts.limits import check_expanded
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import ArtifactError, first_line
 
+# Of a value of a list in Python.
+_VALUE_BYTES = 8
 _MAGIC_BYTES, _VERSION = 8, 4  # of Arrow files, and of metadata (V5, counted from V1 = 0)
 
 Leaf = Callable[[pa.DataType], pa.DataType]
@@ -126,6 +130,35 @@ def _is_compressed(message: pa.ipc.Message) -> bool:
     return inside(batch, 3) is not None
 
 
+def _is_strange(kind: pa.DataType) -> bool:
+    """Return whether a type is one of those that no Parquet corpus has, at any depth."""
+    if pa.types.is_dictionary(kind):
+        return _is_strange(kind.value_type)
+    if pa.types.is_run_end_encoded(kind) or pa.types.is_union(kind) or kind == pa.struct([]):
+        return True
+    return any(_is_strange(kind.field(number).type) for number in range(kind.num_fields))
+
+
+def _listed_values(array: pa.Array) -> float:
+    """Return how many values lists have, at any depth, shared ones each time that they are named.
+
+    A null takes no bytes in a list, and views of lists may all name the same values.
+    """
+    kind = array.type
+    if pa.types.is_struct(kind):
+        return sum(map(_listed_values, array.flatten()))
+    if pa.types.is_dictionary(kind):
+        inside, named = array.dictionary, len(array)
+    elif pa.types.is_map(kind):
+        inside, named = array.values, int(array.offsets[-1].as_py() - array.offsets[0].as_py())
+    elif pa.types.is_nested(kind):
+        inside, named = array.values, pc.sum(pc.list_value_length(array)).as_py() or 0
+    else:
+        return 0
+    lists = 0 if pa.types.is_dictionary(kind) else named
+    return lists + named * _listed_values(inside) / max(len(inside), 1)
+
+
 def read_documents(path: Path, data: Any = None, *, full: bool = True) -> pa.Table:
     """Return ids and kept columns from a file, mapped, or ``data``; ``full`` checks each value.
 
@@ -140,7 +173,12 @@ def read_documents(path: Path, data: Any = None, *, full: bool = True) -> pa.Tab
             if any(map(_is_compressed, pa.ipc.MessageReader.open_stream(data))):
                 raise pa.ArrowInvalid("its columns are compressed, which no index has")
             table = pa.ipc.open_stream(data).read_all()
+            if any(map(_is_strange, table.schema.types)):
+                raise pa.ArrowInvalid("it has columns of types that no index has")
             table.validate(full=full)
+            if full:
+                chunks = chain.from_iterable(column.chunks for column in table.columns)
+                check_expanded(_VALUE_BYTES * sum(map(_listed_values, chunks)), len(data))
             names, kinds = table.column_names, (pa.int64(), pa.string(), pa.large_string())
     except (OSError, ValueError, struct.error, pa.ArrowException) as error:
         # Names that are not in UTF-8 are a ValueError.
