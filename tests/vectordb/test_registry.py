@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from whiten_index.errors import ConfigError, first_line
+from whiten_index.errors import ConfigError, StorageError, first_line
 from whiten_index.vectordb.engine_options import MilvusOptions, QdrantOptions
 from whiten_index.vectordb.engine_support import EngineAddress
 from whiten_index.vectordb.registry import open_writer, require_database
@@ -88,6 +88,16 @@ def test_a_client_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.delitem(sys.modules, "psycopg", raising=False)
     told = r"cannot be loaded \(ValueError: size changed\); run pip install --force-reinstall 'w"
     with pytest.raises(ConfigError, match=told):
+        open_writer("postgresql://h/db", "docs")
+
+
+def test_a_client_that_the_system_does_not_let_be_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "psycopg.py").write_text("raise OSError(24, 'Too many open files')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "psycopg", raising=False)
+    with pytest.raises(StorageError, match=r"cannot read the client psycopg: .* too many files"):
         open_writer("postgresql://h/db", "docs")
 
 

@@ -17,7 +17,7 @@ from whiten_index.artifacts.files import NotAFileError, is_folder, list_folder, 
 from whiten_index.artifacts.limits import LimitError, check_expanded, iterate_lines, load_json
 from whiten_index.corpus.parquet_reader import check_footer, unpacked_bytes
 from whiten_index.errors import ConfigError, CorpusError, first_line
-from whiten_index.paths import shown
+from whiten_index.paths import cut, shown
 
 PARQUET, JSONL, TSV, CSV, TEXT = ".parquet", ".jsonl", ".tsv", ".csv", ".txt"
 TREC = (".qrels", TEXT, ".trec")
@@ -97,7 +97,8 @@ class LabelTable:
     def lacks(self, what: str) -> CorpusError:
         """Return the error of a missing column: it lists the columns there are."""
         return CorpusError(
-            f"{self.path} has {what}; its columns are {', '.join(self.names)}: rename or add one"
+            f"{self.path} has {what}; its columns are {cut(', '.join(self.names), most=500)}: "
+            "rename or add one"
         )
 
     def parse(

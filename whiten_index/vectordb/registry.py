@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from whiten_index.errors import ConfigError, remedy_for
+from whiten_index.artifacts.files import reading
+from whiten_index.errors import ConfigError, StorageError, remedy_for
 from whiten_index.paths import cut, require_no_secret
 from whiten_index.vectordb.engine_options import (
     EngineOptions,
@@ -72,8 +73,11 @@ def require_client(address: str) -> Any:
     engine = _engine(address)
     module, _, name = engine.writer.partition(":")
     try:
-        importlib.import_module(engine.client)
-        return getattr(importlib.import_module(f"whiten_index.vectordb.{module}"), name)
+        with reading(f"the client {engine.client}"):
+            importlib.import_module(engine.client)
+            return getattr(importlib.import_module(f"whiten_index.vectordb.{module}"), name)
+    except StorageError:
+        raise
     except Exception as error:
         # A broken client raises errors of any kind, and another release may lack a name.
         missing = isinstance(error, ImportError)
