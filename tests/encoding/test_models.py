@@ -80,7 +80,7 @@ def test_an_error_of_the_system_is_none_of_the_model(tmp_path, monkeypatch, erro
         load(folder)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "put back"])
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json", "put back"])
 def test_a_model_that_changes_while_it_is_loaded_is_refused(folder, tmp_path, monkeypatch, name):
     """Its embeddings would be kept as those of the files that were hashed."""
     path = folder / name.replace("put back", "model.safetensors")

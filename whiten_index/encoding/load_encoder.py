@@ -84,7 +84,7 @@ def make_encoder(spec: Spec, folder: ModelFolder | None, config: EncoderConfig) 
     else:
         home, name = ("static", "StaticEncoder") if folder.static else ("encoder", "Encoder")
     made = getattr(_home(home), name)(spec, folder, config)
-    folder.require_unchanged(spec.files_sha256)
+    folder.require_unchanged()
     return made
 
 

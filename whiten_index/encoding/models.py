@@ -86,8 +86,6 @@ class ModelFolder:
     revision: str | None  # commit of the hub, or EMBEDDED, or None for a local folder
     config: dict[str, Any] = field(repr=False)
     weights_sha256: str
-    # Files of weights, and the state of each before it was hashed.
-    weights: Mapping[Path, tuple[int, ...]] = field(repr=False, compare=False)
     prompts: dict[str, str]
     similarity: str  # that the model was trained for: cosine, dot, euclidean or manhattan
     normalizes: bool  # whether the model ends with an L2 normalisation
@@ -102,6 +100,8 @@ class ModelFolder:
     code_revision: str | None = None  # commit of that code on the hub
     static: bool = False  # a table with a row for each token; see static.py
     not_run: str = ""  # why sentence-transformers runs the model; see fallback.py
+    # Files, and the state of each before the first was read.
+    states: "_States" = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def loading(self) -> dict[str, Any]:
@@ -166,13 +166,13 @@ class ModelFolder:
             code = self._digests(self.code, modules)
         return hashlib.sha256(canonical_json([own, code]).encode()).hexdigest()
 
-    def require_unchanged(self, files_sha256: str) -> None:
+    def require_unchanged(self) -> None:
         """Refuse files that changed since they were hashed: others may have been loaded."""
-        changed = [path for path, state in self.weights.items() if state_of(path) != state]
-        if changed or self.files_sha256 != files_sha256:
+        now = _states(self.root) | ({} if self.code is None else _states(self.code))
+        if changed := {path for path, _ in now.items() ^ self.states.items()}:
             raise EncoderError(
-                f"files of model {self.name} changed while it was loaded"
-                f"{f' ({changed[0].name})' if changed else ''}; run the same command again"
+                f"{min(changed)} of model {self.name} changed while it was loaded; run the same "
+                "command again"
             )
 
     def _digests(self, folder: Path, paths: Iterable[Path]) -> dict[str, Any]:
@@ -184,6 +184,19 @@ class ModelFolder:
             for path in paths
             if is_file(path)
         }
+
+
+_States = Mapping[Path, tuple[int, ...]]
+
+
+def _states(folder: Path) -> dict[Path, tuple[int, ...]]:
+    """Return the states of the files below a folder, but for those that no loader reads."""
+    return {
+        path: state_of(path)
+        for path in walk_files(folder)
+        if not any(part.startswith(".") for part in path.relative_to(folder).parts)
+        and not any(fnmatchcase(path.name, each) for each in _NO_CONTENT)
+    }
 
 
 def embedded_path() -> Path | None:
@@ -211,6 +224,7 @@ def find_model(
     runtime = () if find_spec("onnxruntime") else ("torch",)
     require_installed("huggingface_hub", *runtime, "transformers", by="a model", extra="encode")
     folder, commit = _place(name, revision, local_files_only=local_files_only, onnx=onnx)
+    states = _states(folder)
     try:
         try:
             found = _read(name, folder, commit)
@@ -241,7 +255,9 @@ def find_model(
             f"config.json of model {name} says {max(layers):,} layers; a model has at most "
             f"{_MOST_LAYERS:,}; restore the model folder"
         )
-    found = replace(found, trust_remote_code=trust_remote_code, local_files_only=local_files_only)
+    found = replace(
+        found, trust_remote_code=trust_remote_code, local_files_only=local_files_only, states=states
+    )
     return _with_code(found, code_revision) if trust_remote_code else found
 
 
@@ -276,9 +292,12 @@ def _with_code(found: ModelFolder, revision: str | None) -> ModelFolder:
         )
     (name,) = repositories
     if is_folder(name):
-        return replace(found, code=Path(name))
-    code = Hub(name, revision, local_files_only=found.local_files_only).fetch("*.py")
-    return replace(found, code=code, code_revision=code.name)
+        code, commit = Path(name), None
+    else:
+        code = Hub(name, revision, local_files_only=found.local_files_only).fetch("*.py")
+        commit = code.name
+    states = {**found.states, **_states(code)}
+    return replace(found, code=code, code_revision=commit, states=states)
 
 
 def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
@@ -307,7 +326,6 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
     found = ModelFolder(
         path=root,
         config=config,
-        weights={file: state_of(file) for file in weights},
         weights_sha256=files_sha256(weights, name=name, folder=root, what="weights"),
         pooling=pooling,
         max_length=_static_length(config) if static else _length(settings),
@@ -361,7 +379,6 @@ def _read_fallback(name: str, path: Path, revision: str | None, reason: str) -> 
     return ModelFolder(
         path=path,
         config=config,
-        weights={file: state_of(file) for file in weights},
         weights_sha256=files_sha256(weights, name=name, folder=path, what="weights"),
         not_run=reason,
         **_common(name, path, revision, modules),
