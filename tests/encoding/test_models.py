@@ -1,5 +1,6 @@
 """Models and their folders: what is found, resolved, fingerprinted and refused."""
 
+import hashlib
 import json
 from contextlib import nullcontext
 from pathlib import Path
@@ -101,6 +102,18 @@ def test_a_model_that_changes_while_it_is_loaded_is_refused(folder, tmp_path, mo
         load(folder)
     monkeypatch.undo()
     load(folder)
+
+
+def test_weights_in_the_cache_of_the_hub_are_those_of_the_hub(folder, tmp_path):
+    """A large file is kept there under its digest, and a snapshot links to it."""
+    path = folder / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    path.symlink_to(path.rename(tmp_path / hashlib.sha256(data).hexdigest()))
+    load(folder)
+    data[-3] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(EncoderError, match=r"is damaged: the hub has other content; remove .* run"):
+        load(folder)
 
 
 def test_a_model_that_gives_nan_is_an_error(folder):

@@ -9,6 +9,7 @@ import pytest
 from whiten_index.errors import ConfigError, StorageError, first_line
 from whiten_index.vectordb.engine_options import MilvusOptions, QdrantOptions
 from whiten_index.vectordb.engine_support import EngineAddress
+from whiten_index.vectordb.push import pushed_version
 from whiten_index.vectordb.registry import open_writer, require_database
 
 SECRET = "s3cr3t"
@@ -99,6 +100,13 @@ def test_a_client_that_the_system_does_not_let_be_read(
     monkeypatch.delitem(sys.modules, "psycopg", raising=False)
     with pytest.raises(StorageError, match=r"cannot read the client psycopg: .* too many files"):
         open_writer("postgresql://h/db", "docs")
+
+
+@pytest.mark.parametrize("scheme", ["sqlite", "duckdb"])
+def test_a_link_to_itself(tmp_path: Path, scheme: str) -> None:
+    (tmp_path / "file").symlink_to(tmp_path / "file")
+    with pytest.raises(StorageError, match="leads back to itself"):
+        pushed_version(f"{scheme}://{tmp_path}/file", "docs")
 
 
 def test_options_are_read_without_a_client() -> None:

@@ -3,6 +3,7 @@
 import errno
 import functools
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from whiten_index.artifacts.files import (
     list_folder,
     read_bounded,
     reading,
+    resolved,
     sha256_file,
     state_of,
 )
@@ -102,7 +104,14 @@ def files_sha256(files: list[Path], *, name: str, folder: Path, what: str) -> st
 
 @functools.lru_cache(maxsize=64)
 def _file_sha256(path: Path, state: tuple[int, ...]) -> str:  # noqa: ARG001 (part of the key)
-    return sha256_file(path)
+    digest, kept = sha256_file(path), resolved(path)
+    # The hub's cache links to large files under their digests.
+    if re.fullmatch("[0-9a-f]{64}", kept.name) and kept.name != digest:
+        raise EncoderError(
+            f"{path} is damaged: the hub has other content; remove {kept}, and run the same "
+            "command again, which fetches it"
+        )
+    return digest
 
 
 # Classes of torch.nn that take no argument; no other name in a model's folder is ever imported.

@@ -28,7 +28,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import remove_killed, temporary_folder
-from whiten_index.artifacts.files import is_file
+from whiten_index.artifacts.files import is_file, resolved
 from whiten_index.corpus.arrow_types import replaced_leaves
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError
@@ -248,7 +248,7 @@ def connect(file: Path, *, make: bool) -> Any:
             "'whiten-index[duckdb]', which brings both in releases that fit"
         )
     if make:
-        _make(file.resolve())
+        _make(resolved(file))
     # Connections of one process share the file by this name, and an index in memory.
     database = duckdb.connect(f":memory:{file}")
     # Before the file is opened, whose log may have changes of an index.

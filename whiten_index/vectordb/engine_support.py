@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from whiten_index.artifacts.atomic import require_plain_target
-from whiten_index.artifacts.files import is_folder, list_folder, size_of, walk_files
+from whiten_index.artifacts.files import is_folder, list_folder, resolved, size_of, walk_files
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.paths import cut
 from whiten_index.vectordb.engine_options import EngineOptions
@@ -131,7 +131,7 @@ def require_engine_file(
         raise ConfigError(f"{shown} {lacks}; name a file in an existing folder")
     for end in ("", ".wal", "-wal", "-shm", "-journal"):
         require_plain_target(file.with_name(file.name + end))
-    if not make and size_of(file.resolve()) == 0:
+    if not make and size_of(resolved(file)) == 0:
         raise _not_there(shown)
     return file, shown
 
