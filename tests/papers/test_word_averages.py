@@ -108,7 +108,7 @@ def test_scores_are_correlations_of_cosines(remove_common: bool) -> None:
     first, second = ([" ".join(rng.choice(words, 4)) for _ in range(20)] for _ in range(2))
     gold = rng.random(20)
     none = np.full(20, "", dtype=object)
-    pairs = StsSet("mine", first, second, gold, none, none, np.ones(20, bool), averaged=False)
+    pairs = StsSet("mine", first, second, gold, none, np.ones(20, bool), averaged=False)
     averages = WordAverages(vectors)
     rows = averages.embed([*first, *second]).astype(float)
     if remove_common:

@@ -392,7 +392,8 @@ def test_a_version_that_cannot_be_opened_leaves_the_one_before(
 def test_sigterm_answers_what_is_under_way(serve: Serve, index: Path) -> None:
     server = serve(index)
     with server.client() as client, ThreadPoolExecutor(8) as pool:
-        body = {"texts": [f"{TEXT} {n}" for n in range(250)], "top_k": 40}
+        # Long to tokenise, so that all are there before the first is answered.
+        body = {"texts": [f"{TEXT} {n} {'! ' * 150}" for n in range(250)], "top_k": 40}
         asked = [pool.submit(client.post, "/v1/search", json=body) for _ in range(8)]
         assert server.until(lambda c: "requests_under_way 9.0" in c.get("/metrics").text, 20)
         server.process.send_signal(signal.SIGTERM)
