@@ -63,7 +63,8 @@ MODEL2VEC = "model2vec"
 _LONGEST_STATIC = 1 << 20
 _STATIC_LENGTH = 512  # tokens that model2vec reads of a text, unless its config.json says
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
-_MOST_LAYERS = 1000  # each takes memory and time before it is compared with the weights
+# Each takes memory and time before it is compared with the weights.
+_MOST = {"layers": (_LAYERS, 1000), "labels": (("num_labels",), 100_000)}
 _ELSEWHERE = re.compile(r"""--|['"][/.]""")  # another repository, or a path, in names of classes
 # These count positions from the padding index on, which is 1 unless they say so.
 _OFFSET_POSITIONS = (
@@ -249,12 +250,13 @@ def find_model(
             f"config.json of model {name} names a model of images on the hub ({shown(backbone)} as "
             "backbone), which would be fetched; name a model of texts"
         )
-    layers = [each for each in _named(found.config, *_LAYERS) if isinstance(each, int)]
-    if max(layers, default=0) > _MOST_LAYERS:
-        raise EncoderError(
-            f"config.json of model {name} says {max(layers):,} layers; a model has at most "
-            f"{_MOST_LAYERS:,}; restore the model folder"
-        )
+    for what, (keys, most) in _MOST.items():
+        said = (each for each in _named(found.config, *keys) if isinstance(each, int))
+        if (number := max(said, default=0)) > most:
+            raise EncoderError(
+                f"config.json of model {name} says {number:,} {what}; a model has at most "
+                f"{most:,}; restore the model folder"
+            )
     found = replace(
         found, trust_remote_code=trust_remote_code, local_files_only=local_files_only, states=states
     )

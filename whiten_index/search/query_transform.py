@@ -182,7 +182,8 @@ class QueryTransform:
         whitening = Whitening.load(path / WHITENING)
         made = cls(whitening, fields["encoder"], version=fields["version"], **opening)
         # The file may have been replaced since it was checked.
-        if made.query_digest != fields["query_digest"]:
+        found = made.query_digest, made.whitening.describe()
+        if found != (fields["query_digest"], fields["whitening"]):
             raise ArtifactError(f"{path} is damaged: its transform is another one; {_REMEDY}")
         return made
 
