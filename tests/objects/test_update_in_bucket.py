@@ -61,6 +61,15 @@ def test_a_text_that_is_new_is_stored_by_another_machine(
         assert same[0] == same[1]
 
 
+def made(out: str, folder: Path, number: int) -> list[str]:
+    """Return the names of so many versions, each of a corpus with a shard more."""
+    names = list[str]()
+    for more in range(number):
+        corpus = corpus_file(folder / "c.parquet", shards=SHARDS + more)
+        names.append((update(out) if more else build(corpus, out=out)).version)
+    return names
+
+
 def test_of_two_updates_at_once_one_is_published(s3, bucket, machine, tmp_path, monkeypatch):
     from whiten_index.pipeline import update as room
 
@@ -100,10 +109,8 @@ def test_pruned_versions_are_gone_from_the_bucket_and_never_published_again(
 ) -> None:
     from whiten_index.artifacts.object_store import Bucket
 
-    out, names = f"s3://{bucket}/index", list[str]()
-    for more in range(4):
-        corpus = corpus_file(tmp_path / "c.parquet", shards=SHARDS + more)
-        names.append((update(out) if more else build(corpus, out=out)).version)
+    out = f"s3://{bucket}/index"
+    names = made(out, tmp_path, 4)
     machine("second")
     real, deleted = Bucket.delete, list[str]()
 
@@ -137,9 +144,7 @@ def test_one_bad_answer_of_the_server_is_no_damage(
     from whiten_index.artifacts.object_store import Bucket
 
     out = f"s3://{bucket}/index"
-    for more in range(2):
-        corpus = corpus_file(tmp_path / "c.parquet", shards=SHARDS + more)
-        _ = update(out) if more else build(corpus, out=out)
+    made(out, tmp_path, 2)
     real, cut = Bucket.digest, list[str]()
 
     def digest(self: Bucket, key: str) -> tuple[int, str] | None:
@@ -160,15 +165,13 @@ def test_one_bad_answer_of_the_server_skips_no_version(
 ) -> None:
     from whiten_index.artifacts.object_store import Bucket
 
-    out, made = f"s3://{bucket}/index", list[str]()
-    for more in range(3):
-        corpus = corpus_file(tmp_path / "c.parquet", shards=SHARDS + more)
-        made.append((update(out) if more else build(corpus, out=out)).version)
+    out = f"s3://{bucket}/index"
+    names = made(out, tmp_path, 3)
     machine("second")
     download, get, cut = Bucket.download, Bucket.get, list[str]()
 
     def is_cut(key: str) -> bool:
-        hit = key.endswith(name) and made[1] in key and not cut
+        hit = key.endswith(name) and names[1] in key and not cut
         cut.extend([key] * hit)
         return hit
 
@@ -185,7 +188,7 @@ def test_one_bad_answer_of_the_server_skips_no_version(
     monkeypatch.setattr(Bucket, "download", downloaded)
     monkeypatch.setattr(Bucket, "get", got)
     report = rollback(out)
-    assert (report.to, dict(report.skipped)) == (made[1], {})
+    assert (report.to, dict(report.skipped)) == (names[1], {})
     assert len(cut) == 1
 
 
