@@ -60,7 +60,7 @@ def tokenize(tokenizer: Any, texts: Sequence[str], *, max_length: int) -> TokenW
 
 
 def read_part(text: str, *, max_length: int, side: str) -> str:
-    """Return what is read of a query: of more, few tokens would be kept, and they may be hostile.
+    """Return the part of a query that is tokenised: few tokens of a longer one would be kept.
 
     ``side`` is where the tokenizer cuts: ``right`` or ``left``.
     """

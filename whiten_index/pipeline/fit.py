@@ -45,8 +45,8 @@ from whiten_index.whitening.selection import (
     settings,
     widths,
 )
-from whiten_index.whitening.spectrum import resolve_width, unit_rows
-from whiten_index.whitening.transform import Whitening
+from whiten_index.whitening.spectrum import unit_rows
+from whiten_index.whitening.transform import Whitening, resolve_width
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig, WidthSpec, default_width
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from whiten_index.errors import ConfigError, WhiteningError
-from whiten_index.whitening.whitening_config import WidthSpec, default_width
+from whiten_index.errors import ConfigError
 
 _LEAST_RELATIVE = 1e-10
 _TIE = 1e-6
@@ -68,46 +67,6 @@ def variance_kept(eigenvalues: NDArray[np.float64], k: int) -> float:
     """Return the share of the total variance that the first k directions hold."""
     total = float(eigenvalues.sum())
     return float(eigenvalues[:k].sum()) / total if total > 0 else 0.0
-
-
-def resolve_width(
-    wish: WidthSpec,
-    eigenvalues: NDArray[np.float64],
-    *,
-    count: float,
-    floor: float = 0.0,
-    remove_top: int = 0,
-) -> int:
-    """Return the k wished for of a spectrum (d,) fitted on ``count`` rows.
-
-    At most the directions left: the rank, less ``remove_top``, of eigenvalues above ``floor``
-    times the first. A share of the variance is that after ``remove_top``.
-    """
-    if numerical_rank(eigenvalues) == 0:
-        raise WhiteningError(
-            f"all {count:g} embeddings are equal, so there is no direction to keep; "
-            "check the corpus, or use --whiten none"
-        )
-    rank, dim = numerical_rank(eigenvalues, floor=floor), len(eigenvalues)
-    left = rank - remove_top
-    if left < 1:
-        raise WhiteningError(
-            f"--remove-top {remove_top} leaves none of the {rank} directions of the "
-            f"embeddings; use --remove-top {rank - 1} or less"
-        )
-    if wish.number is not None and wish.number > left:
-        why = f"{count:g} rows span no more" if count - 1 <= rank else f"of {dim} dims"
-        why += f", --floor {floor:g}" if rank < numerical_rank(eigenvalues) else ""
-        why += f", --remove-top {remove_top}" if remove_top else ""
-        raise WhiteningError(
-            f"k = {wish.number} is above the rank {left} of the embeddings ({why}); "
-            f"use --k {left} or less, or --k full"
-        )
-    if wish.variance is not None:
-        rest = eigenvalues[remove_top:]
-        shares = np.cumsum(rest) / rest.sum()
-        return min(int(np.searchsorted(shares, wish.variance)) + 1, left)
-    return left if wish.full else wish.number or min(default_width(dim), left)
 
 
 def real_rows(
