@@ -169,7 +169,19 @@ class _Refusing(MemoryFileSystem):  # type: ignore[misc]
 
 def test_an_address_that_says_too_little_is_refused():
     with pytest.raises(CorpusError, match="use a URI that pyarrow"):
-        open_corpus("reference://")
+        open_corpus("github://")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "zip://a.parquet::file://{}/a.zip", "tar://a.parquet::http://127.0.0.1:9/a.tar",
+        "simplecache::file://{}/a.parquet", "zip://a.parquet",
+    ],
+)  # fmt: skip
+def test_archives_and_chains_of_file_systems_are_refused(tmp_path, source):
+    with pytest.raises(CorpusError, match="is in an archive, or behind another file system"):
+        open_corpus(source.replace("{}", str(tmp_path)))
 
 
 def test_a_folder_that_a_server_refuses_is_not_left_out(tmp_path, write_parquet):

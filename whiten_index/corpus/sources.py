@@ -57,6 +57,10 @@ _LOAD = "import datasets; datasets.load_from_disk(%s).to_parquet(%s)"
 _PLAIN = "".join(map(chr, range(33, 127)))
 _HIDDEN = "._"
 _MOST_LEVELS = 100
+# File systems of fsspec that read another one. A damaged archive raises errors of any kind, and
+# copies of files stay when a process is killed.
+_WITHIN_OTHERS = ("zip", "tar", "libarchive", "reference", "dir", "cached", "simplecache",
+                  "filecache", "blockcache")  # fmt: skip
 _LONGEST_ANSWER = 1 << 26  # bytes of a list of links
 # Decides by the names below the source whether a file is wanted or, with ``whole=False``, whether a
 # folder may hold wanted files.
@@ -119,6 +123,11 @@ def resolve(source: str) -> tuple[Any, str]:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         import fsspec
 
+        if "::" in source or source.partition(":")[0] in _WITHIN_OTHERS:
+            raise CorpusError(
+                f"{cut(source, most=200)} is in an archive, or behind another file system, where "
+                "no corpus is read; unpack it, or name its files by their own address"
+            ) from None
         try:
             known, path = fsspec.core.url_to_fs(source, **_http_options(source))
         except (ValueError, TypeError, ImportError, OSError) as error:
@@ -481,9 +490,7 @@ def _identify(filesystem: Any, path: str) -> Identity:
     info = _look(filesystem, path)
     if info.type != pafs.FileType.File:
         raise FileNotFoundError(path)
-    # The times in an archive are those that its maker chose.
-    packed = hasattr(getattr(handler, "fs", None), "fo")
-    return Identity(size, None if packed else info.mtime_ns, tags.get(_MADE, ""))
+    return Identity(size, info.mtime_ns, tags.get(_MADE, ""))
 
 
 def _look(filesystem: Any, path: str) -> Any:
