@@ -13,6 +13,7 @@ import pytest
 
 from tests.helpers.builds import ROWS, build, index_file, random_rows, write_rows
 from whiten_index import open_index
+from whiten_index.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -73,6 +74,18 @@ def test_the_same_build_mends_a_damaged_current(tmp_path: Path, damage: str) -> 
         (out / "CURRENT").write_text(text)
     build(out, corpus)
     assert len(open_index(out)) == ROWS
+
+
+def test_a_database_of_others_in_the_folder_is_left_as_it_is(tmp_path: Path) -> None:
+    """LevelDB and RocksDB have a file of that name, too."""
+    corpus, out = write_rows(tmp_path / "c.parquet", random_rows(24)), tmp_path / "leveldb"
+    out.mkdir()
+    for name in ("CURRENT", "MANIFEST-000004"):
+        (out / name).write_text("MANIFEST-000004\n")
+    with pytest.raises(ConfigError, match=r"has a file CURRENT, and is no index.*another place"):
+        build(out, corpus)
+    assert (out / "CURRENT").read_text() == "MANIFEST-000004\n"
+    assert not (out / "store").exists()
 
 
 @pytest.mark.parametrize("key", ["files", "whitening", "encoder", "rows"])

@@ -28,6 +28,7 @@ from whiten_index.versions.published import (
     next_version,
     published_fields,
     read_published,
+    require_own_current,
     set_current,
     tidy,
 )
@@ -72,6 +73,7 @@ def build_index(
     set_threads(config.threads)
     with only_writer(out, what="index"):
         before = mirror.latest(out / CURRENT)
+        require_own_current(out, mirror)
         tidy(out)
         with executor_session(config, stages) as executor:
             encoded = encode_or_open(config, stages, executor)

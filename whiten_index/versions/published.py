@@ -224,6 +224,16 @@ def current_or_none(root: Path) -> Current | None:
         return None
 
 
+def require_own_current(root: Path, mirror: Storage = LOCAL) -> None:
+    """Refuse a place whose ``CURRENT`` another program wrote, as LevelDB and RocksDB have one."""
+    there = exists(root / CURRENT) and current_or_none(root) is None
+    if there and not exists(root / INDEX_ID) and not mirror.names(root / VERSIONS):
+        raise ConfigError(
+            f"{mirror.uri or root} has a file {CURRENT}, and is no index: the file would be "
+            "replaced; name another place, or remove the file"
+        )
+
+
 def _facts(root: Path, name: str) -> WithdrawnFacts:
     try:
         fields = read_version(root / VERSIONS / name).fields
