@@ -184,6 +184,12 @@ def test_archives_and_chains_of_file_systems_are_refused(tmp_path, source):
         open_corpus(source.replace("{}", str(tmp_path)))
 
 
+@pytest.mark.parametrize("name", ["endpoint_override", "endpoint%5Foverride", "scheme"])
+def test_an_address_says_not_where_keys_are_sent(name):
+    with pytest.raises(CorpusError, match="set AWS_ENDPOINT_URL, and leave it out"):
+        open_corpus(f"s3://bucket/c.parquet?region=x&{name}=127.0.0.1:9")
+
+
 def test_a_folder_that_a_server_refuses_is_not_left_out(tmp_path, write_parquet):
     write_parquet(tmp_path / "a.parquet", {"text": ["a"]})
     fsspec.register_implementation("refusing", _Refusing, clobber=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from email.utils import mktime_tz, parsedate_tz
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -117,6 +117,14 @@ def resolve(source: str) -> tuple[Any, str]:
     require_plain_environment()
     if "://" not in source:
         return pafs.LocalFileSystem(), _utf8(canonical(source))
+    given = dict(parse_qsl(source.partition("?")[2], keep_blank_values=True))
+    servers = [name for name in ("endpoint_override", "scheme") if name in given]
+    if servers and not source.lower().startswith("http"):
+        # An index from elsewhere, whose corpus is read again, would have keys sent to its server.
+        raise CorpusError(
+            f"the corpus {cut(source, most=200)} has {servers[0]}=, and no address of a corpus "
+            "says where keys are sent; set AWS_ENDPOINT_URL, and leave it out"
+        )
     try:
         # Names with spaces and letters beyond ASCII are written as they are, or escaped.
         filesystem, path = pafs.FileSystem.from_uri(quote(_utf8(source), safe=_PLAIN))
