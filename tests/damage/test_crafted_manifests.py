@@ -172,6 +172,15 @@ def test_documents_of_other_columns_are_damage(world: World, change: str) -> Non
     assert (status, told in stderr) == (5, True), stderr
 
 
+@pytest.mark.parametrize("rows", [0, 10**15])
+def test_a_manifest_of_another_number_of_rows_is_damage(world: World, rows: int) -> None:
+    version = json.loads(world.current.read_text())["version"]
+    name = f"index/versions/{version}/manifest.json"
+    world.write(name, {**json.loads((world.root / name).read_text()), "rows": rows})
+    status, _, stderr = run("search", world.index, "--like", "1")
+    assert (status, "is damaged" in stderr) == (5, True), stderr
+
+
 @pytest.mark.parametrize("of", ["values", "dictionary", "values of an older version"])
 def test_documents_that_unpack_to_more_are_damage(world: World, of: str) -> None:
     version = json.loads(world.current.read_text())["version"]

@@ -157,6 +157,15 @@ def test_a_folder_that_a_killed_process_or_a_full_disk_left(address: str, part: 
     assert (len(left), left.pop()) == (2, "docs__other")
 
 
+def test_a_file_of_others_in_the_folder_is_left_as_it_is(address: str) -> None:
+    folder = Path(address.removeprefix("qdrant://"))
+    folder.mkdir()
+    (folder / "meta.json").write_text('{"title": "mine"}')
+    with pytest.raises(ConfigError, match=r"meta\.json that is none of Qdrant's"):
+        open_writer(address, "docs")
+    assert (folder / "meta.json").read_text() == '{"title": "mine"}'
+
+
 def test_a_pickle_in_a_folder_runs_no_code(address: str, tmp_path: Path) -> None:
     with open_writer(address, "docs") as writer:
         fill(writer, Rows.make(5))

@@ -234,6 +234,12 @@ def _bundle(version: Version, *, mapped: bool) -> Bundle:
         use_large_pages(vectors)
     whitening = Whitening.load(version.file(WHITENING))
     documents = Documents(version.file(DOCUMENTS), full=version.verify == FULL)
+    if len(documents) != version.fields["rows"]:
+        rows = f"{version.fields['rows']:,} rows, and the documents are {len(documents):,}"
+        raise ArtifactError(
+            f"{version.folder} is damaged: its manifest says {rows}; "
+            f"{mending(version.folder.parent.parent)}"
+        )
     return Bundle(version, whitening, index, Transforms(index), documents)
 
 

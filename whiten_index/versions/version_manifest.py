@@ -157,7 +157,7 @@ class VersionManifest(Described):
     runtimes: list[dict[str, str]]
     whitening: _Whitening
     choice: Annotated[dict[str, Any], AfterValidator(json_of(Choice))] | None
-    rows: Count
+    rows: Positive
     counts: _Counts
     made_by: dict[str, Any]
     quality: NotRequired[_Figures | None]
