@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID
 
 import fsspec
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
@@ -100,6 +101,16 @@ def test_the_line_that_converts_other_files_runs_in_a_shell(tmp_path, name, cont
     for made in tmp_path.glob("*.parquet"):
         written = [tuple(row.values()) for row in pq.read_table(made).to_pylist()]
         assert written[-len(rows) :] == rows
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_an_id_of_a_megabyte_is_refused(tmp_path, packed):
+    """A dictionary of kilobytes may name it in each of a million rows."""
+    ids = pa.array(["x" * 1_000_000] * 3)
+    table = pa.table({"id": ids.dictionary_encode() if packed else ids, "text": ["a", "b", "c"]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(CorpusError, match="an id has 1,000,000 bytes, and 16,384 are the most"):
+        read_all(open_corpus(tmp_path / "a.parquet", id_column="id"))
 
 
 def test_folders_without_end_are_refused(tmp_path):

@@ -34,6 +34,7 @@ from whiten_index.corpus.sources import SourceFile, find_files
 from whiten_index.errors import CorpusError, StorageError, require_config
 
 _SUSPECTS, _EXAMPLES = 1000, 3
+_ID_BYTES = 1 << 14
 # A footer may claim any number, and shards are planned by it.
 _MOST_ROWS = 10**10
 _FILE_THREADS = 8
@@ -404,6 +405,15 @@ def _describe_group(group: Any, wanted: set[str]) -> RowGroup:
 
 def _plain_ids(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return ids as int64 or string, whatever width or encoding the file chose."""
+    for chunk in column.chunks:
+        # A dictionary may name one text in every row.
+        texts = chunk.dictionary if pa.types.is_dictionary(chunk.type) else chunk
+        of_text = pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)
+        longest = pc.max(pc.binary_length(texts)).as_py() or 0 if of_text else 0
+        if longest > _ID_BYTES:
+            raise CorpusError(
+                f"an id has {longest:,} bytes, and {_ID_BYTES:,} are the most; use shorter ids"
+            )
     try:
         return column.cast(pa.int64() if pa.types.is_integer(column.type) else pa.string())
     except pa.ArrowInvalid as error:
