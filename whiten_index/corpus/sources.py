@@ -57,6 +57,7 @@ _LOAD = "import datasets; datasets.load_from_disk(%s).to_parquet(%s)"
 _PLAIN = "".join(map(chr, range(33, 127)))
 _HIDDEN = "._"
 _MOST_LEVELS = 100
+_GIVEN_UP_SECONDS = 10
 # File systems of fsspec that read another one. A damaged archive raises errors of any kind, and
 # copies of files stay when a process is killed.
 _WITHIN_OTHERS = ("zip", "tar", "libarchive", "reference", "dir", "cached", "simplecache",
@@ -127,7 +128,11 @@ def resolve(source: str) -> tuple[Any, str]:
         )
     try:
         # Names with spaces and letters beyond ASCII are written as they are, or escaped.
-        filesystem, path = pafs.FileSystem.from_uri(quote(_utf8(source), safe=_PLAIN))
+        address = quote(_utf8(source), safe=_PLAIN)
+        if source.startswith(("gs:", "gcs:")) and "retry_limit_seconds" not in given:
+            # Arrow tries for 15 minutes.
+            address += f"{'&' if '?' in source else '?'}retry_limit_seconds={_GIVEN_UP_SECONDS}"
+        filesystem, path = pafs.FileSystem.from_uri(address)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         import fsspec
 
