@@ -168,8 +168,8 @@ def test_documents_of_other_columns_are_damage(world: World, change: str) -> Non
         path.write_bytes(path.read_bytes().replace(b"title", b"ti\xffle"))
     world.seal(path)
     status, _, stderr = run("search", world.index, "--like", "1", "--filter", "title != 'x'")
-    told = "cannot be read" if "UTF" in change else "is damaged: its columns are"
-    assert (status, told in stderr) == (5, True), stderr
+    reason = "cannot be read" if "UTF" in change else "is damaged: its columns are"
+    assert (status, reason in stderr) == (5, True), stderr
 
 
 @pytest.mark.parametrize("rows", [0, 10**15])
@@ -235,8 +235,8 @@ def test_columns_without_end_are_damage(world: World, kind: str) -> None:
         out.write_table(made)
     world.seal(path)
     status, _, stderr = run("search", world.index, "--like", "1")
-    told = "types that no index has" if kind in ("runs", "no fields") else "unpacks to more"
-    assert (status, told in stderr) == (5, True), stderr
+    reason = "types that no index has" if kind in ("runs", "no fields") else "unpacks to more"
+    assert (status, reason in stderr) == (5, True), stderr
 
 
 @pytest.mark.parametrize("how", ["behind no transforms", "with labels of no rows", "below all"])
