@@ -330,6 +330,17 @@ def test_a_row_filter_that_memory_does_not_hold(run, tmp_path):  # type: ignore[
     assert_says(found, 7, f"cannot read {path}: the system is out of memory")
 
 
+def test_a_long_text_of_a_dictionary_is_pushed_a_few_rows_at_a_time(run, tmp_path):  # type: ignore[no-untyped-def]
+    path = written(tmp_path, 40, "a" * (30 << 20), encoded=True)
+    named = ["--embedding-column", "e", "--keep", "text", "--shard-rows", "20"]
+    index = str(tmp_path / "index")
+    store = ["--store", str(tmp_path / "store"), "--k", "2"]
+    assert run(["build", str(path), *named, *store, "--out", index], 3 << 30)[0] == 0
+    pushed = tmp_path / "pushed.parquet"
+    assert run(["push", index, "--to", str(pushed)], 1 << 30)[0] == 0
+    assert pq.read_metadata(pushed).num_rows == 40
+
+
 def test_memory_that_ends_in_a_stage_names_it(run, tmp_path):  # type: ignore[no-untyped-def]
     pq.write_table(pa.table({"e": [[1.0] * 40_000] * 3}), path := tmp_path / "c.parquet")
     named = ["--embedding-column", "e", "--store", str(tmp_path / "store")]
@@ -339,6 +350,6 @@ def test_memory_that_ends_in_a_stage_names_it(run, tmp_path):  # type: ignore[no
 def written(folder: Path, rows: int, text: str, *, encoded: bool) -> Path:
     """A Parquet file of one text in all rows, whose reader is asked for a dictionary or not."""
     texts = pa.DictionaryArray.from_arrays(pa.array([0] * rows), pa.array([text]))
-    table = pa.table({"text": texts, "e": [[1.0, 2.0]] * rows})
+    table = pa.table({"text": texts, "e": [[row % 5.0, row % 3.0] for row in range(rows)]})
     pq.write_table(table, path := folder / "c.parquet", compression="zstd", store_schema=encoded)
     return path

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from whiten_index.artifacts.prefetch import ahead, blocks
 from whiten_index.artifacts.storage import Place, Storage
 from whiten_index.corpus.arrow_types import read_documents, without_views
 from whiten_index.corpus.batches import ID, PASSAGE
+from whiten_index.corpus.parquet_reader import unpacked_bytes
 from whiten_index.encoding.spec import RemoteSpec, recorded_spec
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.progress import Progress
@@ -45,6 +47,8 @@ from whiten_index.whitening.transform import Whitening
 
 # Vectors sent at once: a commit costs about as much as some thousand rows.
 _BATCH_BYTES, _MOST_ROWS = 1 << 26, 1 << 16
+# Texts in memory at once; a dictionary may name one long text in every row.
+_TEXT_BYTES = 1 << 27
 # Rows whose raw embeddings are in memory in float64.
 _ROWS_AT_ONCE = 8192
 _REMEDY = "name the store it was built from with --store DIR, or build the index again"
@@ -148,25 +152,35 @@ class PushSource:
         for some in blocks(range(start, len(self)), self.rows_at_once):
             yield np.arange(some.start, some.stop)
 
-    def at(self, rows: NDArray[np.int64]) -> list[pa.RecordBatch]:
-        """Return rows by their numbers, in that order, as few batches as can hold their texts."""
+    def _parts(self, rows: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], pa.Table]]:
+        """Yield rows with their documents, in parts whose texts fit in memory."""
         try:
             table = self.documents.take(rows)
+            size = sum(map(unpacked_bytes, table.to_batches()))
         except pa.ArrowInvalid as error:
             # Offsets of 32 bits reach 2 GiB of text.
-            if len(rows) < 2 or "offset overflow" not in str(error):
+            if len(rows) < 2 or "overflow" not in str(error):
                 path = self.version.folder / DOCUMENTS
                 raise ArtifactError(
                     f"{path} cannot be read ({error}); {mending(self.root)}"
                 ) from error
-            half = len(rows) // 2
-            return [*self.at(rows[:half]), *self.at(rows[half:])]
+            size = 1 << 31
+        if len(rows) < 2 or size <= _TEXT_BYTES:
+            yield rows, table
+            return
+        for half in np.array_split(rows, 2):
+            yield from self._parts(half)
+
+    def _complete(self, part: tuple[NDArray[np.int64], pa.Table]) -> list[pa.RecordBatch]:
+        """Return rows with their vectors, in the layout of a database."""
+        rows, table = part
         found = with_vectors(table, self._vectors(rows), self.layout.schema)
         return list(found.combine_chunks().to_batches())
 
     def batches(self, start: int, watcher: Progress) -> Iterator[pa.RecordBatch]:
         """Yield all rows from ``start`` on, in order; the next are read while these are used."""
-        for batches in ahead(self._blocks(start), self.at):
+        parts = chain.from_iterable(map(self._parts, self._blocks(start)))
+        for batches in ahead(parts, self._complete):
             for batch in batches:
                 yield batch
                 watcher.advance(batch.num_rows)
@@ -174,7 +188,8 @@ class PushSource:
     def batches_of(self, wanted: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
         """Yield rows by their numbers, in that order, in batches."""
         for some in blocks(wanted, self.rows_at_once):
-            yield from self.at(some)
+            for part in self._parts(some):
+                yield from self._complete(part)
 
     def vectors(self) -> Iterator[NDArray[np.float32]]:
         """Yield the vectors (n, k) of all rows, in order, in blocks."""
