@@ -239,6 +239,19 @@ def test_columns_without_end_are_damage(world: World, kind: str) -> None:
     assert (status, reason in stderr) == (5, True), stderr
 
 
+def test_a_time_that_parquet_does_not_hold(world: World, tmp_path: Path) -> None:
+    version = json.loads(world.current.read_text())["version"]
+    path = world.index / "versions" / version / "documents.arrow"
+    table = pa.ipc.open_file(path.read_bytes()).read_all()
+    times = pa.array([2**62] * len(table), pa.timestamp("s"))
+    write_documents(path, [table.append_column("when", times)])
+    world.seal(path)
+    pushed = tmp_path / "pushed.parquet"
+    status, _, stderr = run("push", world.index, "--to", pushed)
+    assert (status, "cannot hold a kept value" in stderr) == (10, True), stderr
+    assert not list(tmp_path.glob("*pushed*"))
+
+
 @pytest.mark.parametrize("how", ["behind no transforms", "with labels of no rows", "below all"])
 def test_an_index_file_of_another_kind_is_damage(world: World, how: str) -> None:
     version = json.loads(world.current.read_text())["version"]

@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,14 @@ from whiten_index.artifacts.atomic import replacing, require_replaceable
 from whiten_index.artifacts.files import exists, is_file, is_link, reading, resolved, writing
 from whiten_index.artifacts.limits import load_json
 from whiten_index.artifacts.manifest import sealed_json, unsealed
-from whiten_index.errors import ArtifactError, ConfigError
+from whiten_index.errors import ArtifactError, ConfigError, first_line
 from whiten_index.vectordb.push_config import ARROW, NPY, PARQUET
 from whiten_index.vectordb.pushed_table import (
     METADATA,
     VECTOR,
     Layout,
     PushedTable,
+    RowsError,
     vectors_array,
     vectors_of,
 )
@@ -150,6 +151,7 @@ def write_rows(
     marked = {METADATA: sealed_json(facts).decode()}
     with contextlib.ExitStack() as open_files:
         open_files.enter_context(writing(path, kept=""))
+        open_files.enter_context(_refusals(path))
         places = [open_files.enter_context(replacing(each)) for each in written_files(path)]
         if ending(path) == NPY:
             earlier = _digests(written_files(path)[-1])
@@ -167,6 +169,17 @@ def write_rows(
             vectors = vectors_of(batch).astype(layout.dtype, copy=False)
             changed = batch.set_column(at, field, vectors_array(vectors, layout.k))
             writer.write_batch(changed.replace_schema_metadata(marked))
+
+
+@contextlib.contextmanager
+def _refusals(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise RowsError(
+            f"{path} cannot hold a kept value ({first_line(error)}); mend the corpus, or leave "
+            "the column out of --keep"
+        ) from error
 
 
 def _write_npy(
