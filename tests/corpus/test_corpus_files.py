@@ -14,6 +14,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.helpers.corpora import chunk_bytes, open_corpus, overwrite, read_all
+from whiten_index.corpus.sources import resolve
 from whiten_index.errors import CorpusError, StorageError
 
 
@@ -187,7 +188,8 @@ def test_an_address_that_says_too_little_is_refused():
     "source",
     [
         "zip://a.parquet::file://{}/a.zip", "tar://a.parquet::http://127.0.0.1:9/a.tar",
-        "simplecache::file://{}/a.parquet", "zip://a.parquet",
+        "simplecache::file://{}/a.parquet", "zip://a.parquet", "generic://a.parquet",
+        "fsspec+zip://a.parquet::file://{}/a.zip", "fsspec+http://127.0.0.1:9/a.parquet",
     ],
 )  # fmt: skip
 def test_archives_and_chains_of_file_systems_are_refused(tmp_path, source):
@@ -195,10 +197,33 @@ def test_archives_and_chains_of_file_systems_are_refused(tmp_path, source):
         open_corpus(source.replace("{}", str(tmp_path)))
 
 
-@pytest.mark.parametrize("name", ["endpoint_override", "endpoint%5Foverride", "scheme"])
-def test_an_address_says_not_where_keys_are_sent(name):
-    with pytest.raises(CorpusError, match="set AWS_ENDPOINT_URL, and leave it out"):
-        open_corpus(f"s3://bucket/c.parquet?region=x&{name}=127.0.0.1:9")
+@pytest.mark.parametrize(
+    "address",
+    [
+        "s3://bucket/c.parquet?region=x&endpoint_override=127.0.0.1:9",
+        "s3://bucket/c.parquet?endpoint%5Foverride=127.0.0.1:9", "s3://bucket/c.parquet?scheme=http",
+        "abfs://c@account/x?enable_tls=false", "abfs://account@example.org/c/x",
+        "abfss://c@account.dfs.core.windows.net.example.org/x", "abfs://127.0.0.1:9/c/x",
+        "gs://bucket/x?endpoint_override=127.0.0.1:9",
+    ],
+)  # fmt: skip
+def test_an_address_of_a_corpus_names_no_server(address):
+    with pytest.raises(CorpusError, match="says to which server keys are sent; leave it out"):
+        open_corpus(address)
+
+
+def test_a_library_in_the_working_folder_is_not_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("libhdfs.so").write_bytes(b"code")
+    with pytest.raises(CorpusError, match="Arrow would run .*libhdfs.so"):
+        open_corpus("hdfs://host/c.parquet")
+
+
+@pytest.mark.parametrize("address", ["gs://anonymous@bucket/x", "gcs://anonymous@bucket/x"])
+def test_a_server_that_does_not_answer_is_given_up(address):
+    filesystem, path = resolve(address)
+    assert (path, filesystem.type_name) == ("bucket/x", "gcs")
+    assert filesystem.__reduce__()[1][0]["retry_time_limit"].total_seconds() == 60
 
 
 def test_a_folder_that_a_server_refuses_is_not_left_out(tmp_path, write_parquet):

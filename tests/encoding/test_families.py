@@ -1,5 +1,10 @@
 """Models of the families people use, against sentence-transformers on the same folders."""
 
+import io
+import struct
+import zipfile
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -194,6 +199,44 @@ def test_packed_weights_of_a_dense_are_refused(bert_with):
     packed(folder / "pytorch_model.bin")
     with pytest.raises(EncoderError, match=r"Dense in .* cannot be loaded .*it is packed"):
         load(folder.parent)
+
+
+def two_lists(path: Path) -> Path:
+    """Make an archive of which torch reads packed parts, and Python others of the same names."""
+    with zipfile.ZipFile(path) as file:
+        parts = {name: file.read(name) for name in file.namelist()}
+    with zipfile.ZipFile(found := io.BytesIO(), "w") as file:
+        for name, data in parts.items():
+            file.writestr(name, data)
+    plain, torchs = found.getvalue(), packed(path).read_bytes()
+    (size,) = struct.unpack("<I", torchs[-10:-6])
+    listed, lead = bytearray(plain[-22 - size : -22]), plain[: -22 - size]
+    start = len(torchs) + len(lead)
+    # Python adds to each place of a part what lies between the place of the list and the list.
+    at = 0
+    while at < size:
+        lengths = struct.unpack_from("<HHH", listed, at + 28)
+        (place,) = struct.unpack_from("<I", listed, at + 42)
+        struct.pack_into("<I", listed, at + 42, start + place - len(lead))
+        at += 46 + sum(lengths)
+    first = torchs[: -22 - size].ljust(start, b"\0") + torchs[-22 - size : -22]
+    end = plain[-22:-6] + struct.pack("<I", start) + b"\0\0"
+    path.write_bytes(first + lead + listed + end)
+    return path
+
+
+@pytest.mark.parametrize("how", [packed, two_lists])
+def test_packed_weights_are_refused(tiny, tmp_path, how):
+    folder = copied(tiny("bert"), tmp_path / "model")
+    torch.save(load_file(folder / "model.safetensors"), path := folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    load(folder).encode(texts())
+    with zipfile.ZipFile(how(path)) as file:
+        assert {part.compress_type == zipfile.ZIP_STORED for part in file.infolist()} == {
+            how is two_lists
+        }
+    with pytest.raises(EncoderError, match=r"cannot be loaded .*it is packed"):
+        load(folder)
 
 
 def test_a_prompt_is_pooled_where_the_model_does_not_say(tiny):

@@ -104,6 +104,20 @@ def test_a_model_that_changes_while_it_is_loaded_is_refused(folder, tmp_path, mo
     load(folder)
 
 
+@pytest.mark.parametrize("name", ["runs/events", "checkpoint-5/weights", ".git/index", "a.md"])
+def test_a_file_that_no_loader_reads_may_change(folder, monkeypatch, name):
+    path = folder / name
+    path.parent.mkdir(exist_ok=True)
+    real = transformers.AutoModel.from_pretrained
+
+    def written(*arguments: Any, **options: Any) -> Any:
+        path.write_text("more")
+        return real(*arguments, **options)
+
+    monkeypatch.setattr("transformers.AutoModel.from_pretrained", written)
+    load(folder)
+
+
 def test_weights_in_the_cache_of_the_hub_are_those_of_the_hub(folder, tmp_path):
     """A large file is kept there under its digest, and a snapshot links to it."""
     path = folder / "model.safetensors"

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from safetensors import SafetensorError
 
 from tests.helpers.tiny_models import packed
 from tests.training.helpers import Stops, evaluated, require_same
 from whiten_index.artifacts.manifest import describe_file, write_manifest
-from whiten_index.errors import ArtifactError, ConfigError, StorageError
+from whiten_index.errors import ArtifactError, ConfigError, EncoderError, StorageError
 from whiten_index.training.train import train_encoder
 
 
@@ -114,6 +116,36 @@ def test_a_checkpoint_that_holds_something_else_is_told(
         ArtifactError, match=r"checkpoint-5 cannot be loaded .* train from the start"
     ):
         train_encoder(config())
+
+
+def test_an_error_of_the_system_is_none_of_a_checkpoint(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train_encoder(config(), progress=Stops(5))
+
+    def fail(path: Path) -> Any:
+        raise SafetensorError(f"I/O error: Input/output error (os error 5): {path}")
+
+    monkeypatch.setattr("whiten_index.training.trainer.load_file", fail)
+    with pytest.raises(StorageError, match=r"cannot read .*checkpoint-5: .*input/output"):
+        train_encoder(config())
+
+
+def test_a_model_that_changes_while_it_is_loaded_is_not_trained(
+    config: Any, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "first"
+    shutil.copytree(tiny_model, folder)
+    real = transformers.AutoModel.from_pretrained
+
+    def touched(*arguments: Any, **options: Any) -> Any:
+        (folder / "model.safetensors").touch()
+        return real(*arguments, **options)
+
+    monkeypatch.setattr("transformers.AutoModel.from_pretrained", touched)
+    with pytest.raises(EncoderError, match="changed while it was loaded"):
+        train_encoder(config(model=str(folder)))
 
 
 def test_a_checkpoint_under_the_name_of_another_step_is_told(config: Any, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import BinaryIO
@@ -191,12 +191,17 @@ def list_folder(folder: Path | str, pattern: str = "*") -> list[Path]:
     return [Path(folder) / name for name in names]
 
 
-def walk_files(folder: Path) -> Iterator[Path]:
-    """Yield every path below a folder that is no folder, sorted; links are not followed."""
+def walk_files(folder: Path, *, leave_out: Sequence[str] = ()) -> Iterator[Path]:
+    """Yield every path below a folder that is no folder, sorted; links are not followed.
+
+    Files and folders whose names match a pattern of ``leave_out`` are not looked at.
+    """
     # Others may have put more folders in each other than Python has levels.
     waiting = list_folder(folder)[::-1]
     while waiting:
         path = waiting.pop()
+        if any(fnmatchcase(path.name, each) for each in leave_out):
+            continue
         if stat.S_ISDIR(mode_of(path, follow=False)):
             waiting += list_folder(path)[::-1]
         else:

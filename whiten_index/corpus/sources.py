@@ -57,11 +57,13 @@ _LOAD = "import datasets; datasets.load_from_disk(%s).to_parquet(%s)"
 _PLAIN = "".join(map(chr, range(33, 127)))
 _HIDDEN = "._"
 _MOST_LEVELS = 100
-_GIVEN_UP_SECONDS = 10
+_ARROW_SCHEMES = ("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
+_AZURE = r"[a-z0-9-]+(\.(dfs|blob)\.core\.(windows\.net|chinacloudapi\.cn|usgovcloudapi\.net))?"
+_RETRY_SECONDS = 60
 # File systems of fsspec that read another one. A damaged archive raises errors of any kind, and
 # copies of files stay when a process is killed.
-_WITHIN_OTHERS = ("zip", "tar", "libarchive", "reference", "dir", "cached", "simplecache",
-                  "filecache", "blockcache")  # fmt: skip
+_WITHIN_OTHERS = ("fsspec+", "zip", "tar", "libarchive", "reference", "dir", "cached",
+                  "simplecache", "filecache", "blockcache", "generic", "async")  # fmt: skip
 _LONGEST_ANSWER = 1 << 26  # bytes of a list of links
 # Decides by the names below the source whether a file is wanted or, with ``whole=False``, whether a
 # folder may hold wanted files.
@@ -118,42 +120,62 @@ def resolve(source: str) -> tuple[Any, str]:
     require_plain_environment()
     if "://" not in source:
         return pafs.LocalFileSystem(), _utf8(canonical(source))
-    given = dict(parse_qsl(source.partition("?")[2], keep_blank_values=True))
-    servers = [name for name in ("endpoint_override", "scheme") if name in given]
-    if servers and not source.lower().startswith("http"):
-        # An index from elsewhere, whose corpus is read again, would have keys sent to its server.
+    scheme = source.partition(":")[0]
+    if "::" in source or scheme.startswith(_WITHIN_OTHERS):
         raise CorpusError(
-            f"the corpus {cut(source, most=200)} has {servers[0]}=, and no address of a corpus "
-            "says where keys are sent; set AWS_ENDPOINT_URL, and leave it out"
+            f"{cut(source, most=200)} is in an archive, or behind another file system, where "
+            "no corpus is read; unpack it, or name its files by their own address"
         )
-    try:
+    if scheme in _ARROW_SCHEMES:
+        _require_no_server(scheme, source)
         # Names with spaces and letters beyond ASCII are written as they are, or escaped.
         address = quote(_utf8(source), safe=_PLAIN)
-        if source.startswith(("gs:", "gcs:")) and "retry_limit_seconds" not in given:
-            # Arrow tries for 15 minutes.
-            address += f"{'&' if '?' in source else '?'}retry_limit_seconds={_GIVEN_UP_SECONDS}"
-        filesystem, path = pafs.FileSystem.from_uri(address)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        import fsspec
-
-        if "::" in source or source.partition(":")[0] in _WITHIN_OTHERS:
-            raise CorpusError(
-                f"{cut(source, most=200)} is in an archive, or behind another file system, where "
-                "no corpus is read; unpack it, or name its files by their own address"
-            ) from None
+        if scheme in ("gs", "gcs"):
+            # Arrow's own limit is 15 minutes.
+            address += f"{'&' if '?' in source else '?'}retry_limit_seconds={_RETRY_SECONDS}"
         try:
-            known, path = fsspec.core.url_to_fs(source, **_http_options(source))
-        except (ValueError, TypeError, ImportError, OSError) as error:
+            return pafs.FileSystem.from_uri(address)
+        except pa.ArrowNotImplementedError:
+            pass  # Arrow was built without it
+        except (OSError, pa.ArrowException) as error:
             raise CorpusError(
-                f"{source} cannot be opened ({first_line(error)}); use a URI that pyarrow or an "
-                "installed fsspec package reads"
+                f"{source} cannot be opened ({first_line(error)}); check the URI"
             ) from error
-        return pafs.PyFileSystem(_Handler(known)), path
-    except (OSError, pa.ArrowException) as error:
+    import fsspec
+
+    try:
+        known, path = fsspec.core.url_to_fs(source, **_http_options(source))
+    except (ValueError, TypeError, ImportError, OSError) as error:
         raise CorpusError(
-            f"{source} cannot be opened ({first_line(error)}); check the URI"
+            f"{source} cannot be opened ({first_line(error)}); use a URI that pyarrow or an "
+            "installed fsspec package reads"
         ) from error
-    return filesystem, path
+    return pafs.PyFileSystem(_Handler(known)), path
+
+
+def _require_no_server(scheme: str, source: str) -> None:
+    """Refuse an address of Arrow's that says where keys are sent, or has code loaded.
+
+    It may come from an index that somebody else made.
+    """
+    given = dict(parse_qsl(source.partition("?")[2], keep_blank_values=True))
+    servers = [f"{name}=" for name in given if name not in ("region", "user")]
+    authority = source.partition("://")[2].partition("/")[0].partition("?")[0]
+    host = authority.rpartition("@")[2]
+    if scheme.startswith("abfs") and not re.fullmatch(_AZURE, host):
+        servers.append(f"the host {host}")
+    if servers:
+        raise CorpusError(
+            f"the corpus {cut(source, most=200)} has {servers[0]}, and no address of a corpus "
+            "says to which server keys are sent; leave it out"
+            + ", and set AWS_ENDPOINT_URL" * (scheme == "s3")
+        )
+    library = Path("libhdfs.so")
+    if scheme in ("hdfs", "viewfs") and exists(library):
+        raise CorpusError(
+            f"Arrow would run {library.absolute()}; work in another folder, and name that of "
+            "Hadoop's library with ARROW_LIBHDFS_DIR"
+        )
 
 
 def require_reachable(source: str) -> None:

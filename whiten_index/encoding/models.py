@@ -56,6 +56,8 @@ _NOT_READ = (
     *_NO_CONTENT, "*.safetensors", "*.bin", "*.h5", "*.msgpack", "*.ot", "*.onnx", "*.gguf",
     "*.py", "onnx/*", "openvino/*", "modules.json", "sentence_bert_config.json", _SETTINGS,
 )  # fmt: skip
+# What a training leaves next to its model may grow, and the root of a disk has lost+found.
+_NOT_LOADED = (*_NO_CONTENT, "lost+found", "checkpoint-*", "runs")
 _VOLATILE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")
 _WIDTHS = ("hidden_size", "d_model", "dim", "n_embd")
 UNLIMITED = 1 << 30
@@ -192,12 +194,7 @@ _States = Mapping[Path, tuple[int, ...]]
 
 def _states(folder: Path) -> dict[Path, tuple[int, ...]]:
     """Return the states of the files below a folder, but for those that no loader reads."""
-    return {
-        path: state_of(path)
-        for path in walk_files(folder)
-        if not any(part.startswith(".") for part in path.relative_to(folder).parts)
-        and not any(fnmatchcase(path.name, each) for each in _NO_CONTENT)
-    }
+    return {path: state_of(path) for path in walk_files(folder, leave_out=_NOT_LOADED)}
 
 
 def embedded_path() -> Path | None:

@@ -3,7 +3,7 @@
 import os
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 import transformers
@@ -44,6 +44,10 @@ def load_transformer(
     tokenizer, on_cpu = load_tokenizer(spec, folder), device.type == "cpu"
     transformers.utils.logging.disable_progress_bar()
     with loading_model(f"model {spec.model}"):
+        for file in weight_files(folder.path):
+            if file.suffix == ".bin":
+                with open_file(file) as opened:
+                    _require_stored(opened)
         model, loading = transformers.AutoModel.from_pretrained(
             folder.path,
             # A CPU computes in float32 but for products; float16 is slow there.
@@ -93,11 +97,20 @@ def load_pickled(file: Path) -> Any:
         Exception: of torch, which has no base for those of a damaged file.
     """
     with open_file(file) as opened:
-        if zipfile.is_zipfile(opened):
-            parts = zipfile.ZipFile(opened).infolist()
-            # torch packs nothing; a packed part may unpack to a thousand times its size.
-            packed = any(part.compress_type != zipfile.ZIP_STORED for part in parts)
-            if packed or sum(part.file_size for part in parts) > os.fstat(opened.fileno()).st_size:
-                raise LimitError("it is packed, and may unpack to any size")
+        _require_stored(opened)
         opened.seek(0)
         return torch.load(opened, map_location="cpu", weights_only=True)
+
+
+def _require_stored(opened: BinaryIO) -> None:
+    """Refuse an archive with packed parts, which may unpack to a thousand times their size."""
+    if not zipfile.is_zipfile(opened):
+        return
+    archive = zipfile.ZipFile(opened)
+    parts = archive.infolist()
+    packed = any(part.compress_type != zipfile.ZIP_STORED for part in parts)
+    unpacked = sum(part.file_size for part in parts)
+    # Python and torch find other lists of parts where bytes lie before the first, or behind all.
+    moved = archive.comment or min((part.header_offset for part in parts), default=0)
+    if packed or moved or unpacked > os.fstat(opened.fileno()).st_size:
+        raise LimitError("it is packed, and may unpack to any size")

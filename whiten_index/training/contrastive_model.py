@@ -120,6 +120,7 @@ def contrastive_model(
     transformers.set_seed(config.seed)
     whitening = head_whitening(config, folder.hidden_size)
     tokenizer, encoder = load_transformer(spec, folder, torch.device("cpu"))
+    folder.require_unchanged()
     if tokenizer.pad_token_id is None:
         raise EncoderError(f"the tokenizer of {spec.model} has no padding, which batches need")
     if not all(tensor.isfinite().all() for tensor in encoder.state_dict().values()):

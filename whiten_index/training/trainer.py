@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from whiten_index.artifacts.atomic import discard
-from whiten_index.artifacts.files import exists, list_folder
+from whiten_index.artifacts.files import exists, list_folder, reading
 from whiten_index.artifacts.manifest import (
     Described,
     Schema,
@@ -206,14 +206,15 @@ class _State:
             return 0
         path = found[-1]
         try:
-            state = load_pickled(path / _STATE)
-            self._optimizer.load_state_dict(state["optimizer"])
-            self._scaler.load_state_dict(state["scaler"])
-            self._losses, self.curves = state["losses"], state["curves"]
-            self._model.load_state_dict(load_file(path / _WEIGHTS))
-            if exists(path / _BEST_WEIGHTS):
-                self.best = load_file(path / _BEST_WEIGHTS)
-        except (OSError, MemoryError, torch.OutOfMemoryError):
+            with reading(path):
+                state = load_pickled(path / _STATE)
+                self._optimizer.load_state_dict(state["optimizer"])
+                self._scaler.load_state_dict(state["scaler"])
+                self._losses, self.curves = state["losses"], state["curves"]
+                self._model.load_state_dict(load_file(path / _WEIGHTS))
+                if exists(path / _BEST_WEIGHTS):
+                    self.best = load_file(path / _BEST_WEIGHTS)
+        except (OSError, StorageError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             # torch and safetensors raise errors of many kinds.
