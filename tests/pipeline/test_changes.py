@@ -220,8 +220,6 @@ EVERY_TYPE: dict[str, tuple[pa.DataType, Any, Any]] = {
     "struct": (
         pa.struct([("a", pa.int32()), ("b", pa.string())]), {"a": 1, "b": None}, {"a": 1, "b": ""},
     ),
-    "list_view": (pa.list_view(pa.timestamp("s")), [2**50, None], [2**50 + 1, None]),
-    "large_list_view": (pa.large_list_view(pa.string_view()), ["a"], ["a", None]),
     "map": (pa.map_(pa.string(), pa.int32()), [("a", 1), ("b", 2)], [("b", 2), ("a", 1)]),
     "deep": (
         pa.list_(pa.struct([("m", pa.map_(pa.string(), pa.list_(pa.timestamp("ns"))))])),

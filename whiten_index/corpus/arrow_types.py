@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from whiten_index.artifacts.files import reading
 from whiten_index.artifacts.limits import check_expanded
@@ -59,27 +58,21 @@ def repeated_field(kind: pa.DataType) -> str | None:
 
 
 def without_views(kind: pa.DataType) -> pa.DataType:
-    """Return a type with strings and bytes for views of them, which few of Arrow's kernels take.
-
-    Views of lists stay: kernels leave them alone, and a cast of one to a list loses rows.
-    """
+    """Return a type with strings and bytes for views of them, which few of Arrow's kernels take."""
 
     def plain(leaf: pa.DataType) -> pa.DataType:
         if pa.types.is_string_view(leaf):
             return pa.large_string()
         return pa.large_binary() if pa.types.is_binary_view(leaf) else leaf
 
-    return replaced_leaves(kind, plain, in_list_views=False)
+    return replaced_leaves(kind, plain)
 
 
-def replaced_leaves(kind: pa.DataType, leaf: Leaf, *, in_list_views: bool = True) -> pa.DataType:
+def replaced_leaves(kind: pa.DataType, leaf: Leaf) -> pa.DataType:
     """Return a type with ``leaf`` applied to its leaves, those of dictionaries among them."""
 
-    def inside(of: pa.DataType) -> pa.DataType:
-        return replaced_leaves(of, leaf, in_list_views=in_list_views)
-
     def field(of: pa.Field) -> pa.Field:
-        return of.with_type(inside(of.type))
+        return of.with_type(replaced_leaves(of.type, leaf))
 
     if pa.types.is_struct(kind):
         return pa.struct([field(each) for each in kind])
@@ -88,15 +81,11 @@ def replaced_leaves(kind: pa.DataType, leaf: Leaf, *, in_list_views: bool = True
     if pa.types.is_fixed_size_list(kind):
         return pa.list_(field(kind.value_field), kind.list_size)
     if pa.types.is_dictionary(kind):
-        return pa.dictionary(kind.index_type, inside(kind.value_type), kind.ordered)
+        return pa.dictionary(kind.index_type, leaf(kind.value_type), kind.ordered)
     if pa.types.is_large_list(kind):
         return pa.large_list(field(kind.value_field))
     if pa.types.is_list(kind):
         return pa.list_(field(kind.value_field))
-    if in_list_views and pa.types.is_large_list_view(kind):
-        return pa.large_list_view(field(kind.value_field))
-    if in_list_views and pa.types.is_list_view(kind):
-        return pa.list_view(field(kind.value_field))
     return leaf(kind)
 
 
@@ -130,33 +119,32 @@ def _is_compressed(message: pa.ipc.Message) -> bool:
     return inside(batch, 3) is not None
 
 
-def _is_strange(kind: pa.DataType) -> bool:
-    """Return whether a type is one of those that no Parquet corpus has, at any depth."""
+def is_strange(kind: pa.DataType) -> bool:
+    """Return whether a type is one of those that no index has, at any depth.
+
+    Of these a few bytes can stand for any number of values.
+    """
+    if isinstance(kind, pa.BaseExtensionType):
+        return is_strange(kind.storage_type)
     if pa.types.is_dictionary(kind):
-        return _is_strange(kind.value_type)
-    if pa.types.is_run_end_encoded(kind) or pa.types.is_union(kind) or kind == pa.struct([]):
+        return bool(pa.types.is_nested(kind.value_type)) or is_strange(kind.value_type)
+    views = pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
+    runs = pa.types.is_run_end_encoded(kind)
+    if views or runs or pa.types.is_union(kind) or kind == pa.struct([]):
         return True
-    return any(_is_strange(kind.field(number).type) for number in range(kind.num_fields))
+    return any(is_strange(kind.field(number).type) for number in range(kind.num_fields))
 
 
 def _listed_values(array: pa.Array) -> float:
-    """Return how many values lists have, at any depth, shared ones each time that they are named.
-
-    A null takes no bytes in a list, and views of lists may all name the same values.
-    """
+    """Return how many values lists have, at any depth; a null in a list takes no bytes."""
     kind = array.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return _listed_values(array.storage)
     if pa.types.is_struct(kind):
         return sum(map(_listed_values, array.flatten()))
-    if pa.types.is_dictionary(kind):
-        inside, named = array.dictionary, len(array)
-    elif pa.types.is_map(kind):
-        inside, named = array.values, int(array.offsets[-1].as_py() - array.offsets[0].as_py())
-    elif pa.types.is_nested(kind):
-        inside, named = array.values, pc.sum(pc.list_value_length(array)).as_py() or 0
-    else:
-        return 0
-    lists = 0 if pa.types.is_dictionary(kind) else named
-    return lists + named * _listed_values(inside) / max(len(inside), 1)
+    if pa.types.is_nested(kind):
+        return len(array.values) + _listed_values(array.values)
+    return 0
 
 
 def read_documents(path: Path, data: Any = None, *, full: bool = True) -> pa.Table:
@@ -173,7 +161,7 @@ def read_documents(path: Path, data: Any = None, *, full: bool = True) -> pa.Tab
             if any(map(_is_compressed, pa.ipc.MessageReader.open_stream(data))):
                 raise pa.ArrowInvalid("its columns are compressed, which no index has")
             table = pa.ipc.open_stream(data).read_all()
-            if any(map(_is_strange, table.schema.types)):
+            if any(map(is_strange, table.schema.types)):
                 raise pa.ArrowInvalid("it has columns of types that no index has")
             table.validate(full=full)
             if full:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from whiten_index.corpus.arrow_types import repeated_field
+from whiten_index.corpus.arrow_types import is_strange, repeated_field
 from whiten_index.corpus.batches import ID, PASSAGE_COLUMNS, PASSAGE_TEXT
 from whiten_index.corpus.corpus_options import CorpusColumns
 from whiten_index.corpus.sources import SourceFile, canonical
@@ -93,6 +93,11 @@ def check_columns(
                 f"{file.path} has {has} {name!r}; its columns are {', '.join(schema.names)}"
             )
     for name in config.keep:
+        if is_strange(schema.field(name).type):
+            raise CorpusError(
+                f"column {name!r} of {file.path} is {schema.field(name).type}, which no index has; "
+                "rewrite it as lists, or leave it out of --keep"
+            )
         if (field := repeated_field(schema.field(name).type)) is not None:
             raise CorpusError(
                 f"column {name!r} of {file.path} holds records with two fields {field!r}, which "

@@ -168,7 +168,8 @@ def _require_no_server(scheme: str, source: str) -> None:
         raise CorpusError(
             f"the corpus {cut(source, most=200)} has {servers[0]}, and no address of a corpus "
             "says to which server keys are sent; leave it out"
-            + ", and set AWS_ENDPOINT_URL" * (scheme == "s3")
+            + ", and set AWS_ENDPOINT_URL"
+            * (scheme == "s3")
         )
     library = Path("libhdfs.so")
     if scheme in ("hdfs", "viewfs") and exists(library):
