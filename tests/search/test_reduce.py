@@ -155,10 +155,6 @@ def test_a_transform_of_another_folder_is_noticed(index: Path, tmp_path: Path) -
     write_manifest(saved[0] / "manifest.json", fields)
     with pytest.raises(ArtifactError, match="its transform is another one"):
         QueryTransform.load(saved[0])
-    fields = json.loads((saved[1] / "manifest.json").read_text())
-    write_manifest(saved[1] / "manifest.json", {**fields, "whitening": {"k": "x"}})
-    with pytest.raises(ArtifactError, match="its transform is another one"):
-        QueryTransform.load(saved[1])
 
 
 @pytest.mark.parametrize("export", [QueryTransform.save, export_model])

@@ -32,6 +32,7 @@ from whiten_index.corpus.row_filter import RowFilter
 from whiten_index.corpus.sharding import RowGroup, Shard, plan_shards
 from whiten_index.corpus.sources import SourceFile, find_files
 from whiten_index.errors import CorpusError, StorageError, require_config
+from whiten_index.paths import shown
 
 _SUSPECTS, _EXAMPLES = 1000, 3
 _ID_BYTES = 1 << 14
@@ -405,14 +406,18 @@ def _describe_group(group: Any, wanted: set[str]) -> RowGroup:
 
 def _plain_ids(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return ids as int64 or string, whatever width or encoding the file chose."""
-    for chunk in column.chunks:
-        # A dictionary may name one text in every row.
-        texts = chunk.dictionary if pa.types.is_dictionary(chunk.type) else chunk
-        of_text = pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)
-        longest = pc.max(pc.binary_length(texts)).as_py() or 0 if of_text else 0
+    for chunk in column.chunks if not pa.types.is_integer(column.type) else ():
+        texts = chunk
+        if pa.types.is_dictionary(chunk.type):
+            # It may name one text in every row, or have texts of rows that were filtered out.
+            texts = chunk.dictionary.take(pc.unique(chunk.indices))
+        lengths = pc.binary_length(texts.cast(pa.large_string()))
+        longest = pc.max(lengths).as_py() or 0
         if longest > _ID_BYTES:
+            found = texts[lengths.index(longest).as_py()].as_py()
             raise CorpusError(
-                f"an id has {longest:,} bytes, and {_ID_BYTES:,} are the most; use shorter ids"
+                f"the id {shown(found)} has {longest:,} bytes, and {_ID_BYTES:,} are the most; use "
+                "shorter ids"
             )
     try:
         return column.cast(pa.int64() if pa.types.is_integer(column.type) else pa.string())

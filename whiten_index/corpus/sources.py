@@ -134,7 +134,9 @@ def resolve(source: str) -> tuple[Any, str]:
             # Arrow's own limit is 15 minutes.
             address += f"{'&' if '?' in source else '?'}retry_limit_seconds={_RETRY_SECONDS}"
         try:
-            return pafs.FileSystem.from_uri(address)
+            # Arrow asks Amazon for the region of a bucket.
+            with asking(source, content=True):
+                return pafs.FileSystem.from_uri(address)
         except pa.ArrowNotImplementedError:
             pass  # Arrow was built without it
         except (OSError, pa.ArrowException) as error:
@@ -143,13 +145,14 @@ def resolve(source: str) -> tuple[Any, str]:
             ) from error
     import fsspec
 
-    try:
-        known, path = fsspec.core.url_to_fs(source, **_http_options(source))
-    except (ValueError, TypeError, ImportError, OSError) as error:
-        raise CorpusError(
-            f"{source} cannot be opened ({first_line(error)}); use a URI that pyarrow or an "
-            "installed fsspec package reads"
-        ) from error
+    with asking(source):
+        try:
+            known, path = fsspec.core.url_to_fs(source, **_http_options(source))
+        except (ValueError, TypeError, ImportError) as error:
+            raise CorpusError(
+                f"{source} cannot be opened ({first_line(error)}); use a URI that pyarrow or an "
+                "installed fsspec package reads"
+            ) from error
     return pafs.PyFileSystem(_Handler(known)), path
 
 

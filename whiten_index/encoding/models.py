@@ -66,7 +66,7 @@ _LONGEST_STATIC = 1 << 20
 _STATIC_LENGTH = 512  # tokens that model2vec reads of a text, unless its config.json says
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 # Each takes memory and time before it is compared with the weights.
-_MOST = {"layers": (_LAYERS, 1000), "labels": (("num_labels",), 100_000)}
+_LIMITS = {"layers": (_LAYERS, 1000), "labels": (("num_labels",), 100_000)}
 _ELSEWHERE = re.compile(r"""--|['"][/.]""")  # another repository, or a path, in names of classes
 # These count positions from the padding index on, which is 1 unless they say so.
 _OFFSET_POSITIONS = (
@@ -247,7 +247,7 @@ def find_model(
             f"config.json of model {name} names a model of images on the hub ({shown(backbone)} as "
             "backbone), which would be fetched; name a model of texts"
         )
-    for what, (keys, most) in _MOST.items():
+    for what, (keys, most) in _LIMITS.items():
         said = (each for each in _named(found.config, *keys) if isinstance(each, int))
         if (number := max(said, default=0)) > most:
             raise EncoderError(

@@ -299,7 +299,7 @@ class Service:
         return {"versions": list_versions(self.find(name).place)}
 
     def _admit(self, texts: Sequence[str], queries: int, hits: int) -> None:
-        """Refuse too much at once and what is no query, and log texts with ``log_queries``."""
+        """Refuse requests that are too large or are no queries; log texts with ``log_queries``."""
         most, most_hits = self.options.max_texts, self.options.max_hits
         if queries > most:
             raise ConfigError(f"a request takes {most} texts or embeddings; {queries} were given")

@@ -128,8 +128,6 @@ class LanceWriter(DatabaseWriter):
             schema=with_metadata(stored_schema(layout), made),
             mode="create" if before is None else "overwrite",
         )
-        if before is not None:
-            handle.optimize(cleanup_older_than=_NO_AGE)
         return Stored(made, pending=True, handle=handle)
 
     def _describe(self, stored: Stored) -> None:

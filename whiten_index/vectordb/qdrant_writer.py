@@ -23,7 +23,7 @@ from qdrant_client import QdrantClient, models
 from qdrant_client.local import persistence
 
 from whiten_index.artifacts.atomic import remove_path
-from whiten_index.artifacts.files import list_folder, read_bounded
+from whiten_index.artifacts.files import list_folder, reading, size_of
 from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.errors import ConfigError, DatabaseError, first_line
 from whiten_index.vectordb.alias_writer import AliasWriter
@@ -44,7 +44,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
 _LEAST_RELEASE = (1, 16)
 _KEY = "QDRANT_API_KEY"
 # What the client writes first into a new folder.
-_FIRST = b'{"collections": {'
+_FIRST = b'{"collections": {}, "aliases": {}}'
 _POINT_MODULES = {models.PointStruct.__module__, "datetime"}
 
 
@@ -84,13 +84,14 @@ class QdrantWriter(AliasWriter):
         with self._reporting("it could not be reached"):
             if make and place.folder and list_folder(place.folder) == [place.folder / "meta.json"]:
                 # The client was cut off before it made its lock; a part of the file stops it.
-                found = read_bounded(place.folder / "meta.json")
-                if not (found.startswith(_FIRST) or _FIRST.startswith(found)):
+                with reading(meta := place.folder / "meta.json"):
+                    begun = size_of(meta) <= len(_FIRST) and _FIRST.startswith(meta.read_bytes())
+                if not begun:
                     raise ConfigError(
-                        f"{place.shown} has a meta.json that is none of Qdrant's; name a folder "
+                        f"{place.shown} has a meta.json that Qdrant did not begin; name a folder "
                         "that is empty or not there yet"
                     )
-                (place.folder / "meta.json").unlink()
+                meta.unlink()
             self._client = QdrantClient(**given)
             release = str(self._client.info().version)
         mode = "Qdrant's local mode {}, which searches exactly" if self._local else "Qdrant {}"

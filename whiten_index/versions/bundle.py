@@ -214,9 +214,9 @@ def open_files(version: Version, *, mapped: bool | None = None, device: str = "c
     mapped = IVF_DATA in version if mapped is None else mapped
     bundle = _bundle(version.check(), mapped=mapped)
     version.check_changed()
-    index = bundle.index
-    if index.ntotal != len(bundle.documents) or index.d != bundle.whitening.dim:
-        raise _unfit(version, f"it has not the {len(bundle.documents)} rows of {DOCUMENTS}")
+    index, rows = bundle.index, version.fields["rows"]
+    if not index.ntotal == len(bundle.documents) == rows or index.d != bundle.whitening.dim:
+        raise _unfit(version, f"it has not the {rows:,} rows of its manifest and of {DOCUMENTS}")
     return replace(bundle, placed=_placed(bundle, device, mapped=mapped or IVF_DATA in version))
 
 
@@ -234,12 +234,6 @@ def _bundle(version: Version, *, mapped: bool) -> Bundle:
         use_large_pages(vectors)
     whitening = Whitening.load(version.file(WHITENING))
     documents = Documents(version.file(DOCUMENTS), full=version.verify == FULL)
-    if version.verify and len(documents) != version.fields["rows"]:
-        rows = f"{version.fields['rows']:,} rows, and the documents are {len(documents):,}"
-        raise ArtifactError(
-            f"{version.folder} is damaged: its manifest says {rows}; "
-            f"{mending(version.folder.parent.parent)}"
-        )
     return Bundle(version, whitening, index, Transforms(index), documents)
 
 

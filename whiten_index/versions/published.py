@@ -226,11 +226,13 @@ def current_or_none(root: Path) -> Current | None:
 
 def require_own_current(root: Path, mirror: Storage = LOCAL) -> None:
     """Refuse a place whose ``CURRENT`` another program wrote, as LevelDB and RocksDB have one."""
-    there = exists(root / CURRENT) and current_or_none(root) is None
-    if there and not exists(root / INDEX_ID) and not mirror.names(root / VERSIONS):
+    if not exists(root / CURRENT) or current_or_none(root) is not None:
+        return
+    mirror.latest(root / INDEX_ID)
+    if not exists(root / INDEX_ID) and not version_names(root, mirror):
         raise ConfigError(
-            f"{mirror.uri or root} has a file {CURRENT}, and is no index: the file would be "
-            "replaced; name another place, or remove the file"
+            f"{mirror.uri or root} has a file {CURRENT} that another program wrote, and a build "
+            "would replace it; name another place"
         )
 
 
