@@ -225,7 +225,7 @@ def test_a_region_that_cannot_be_asked_for_is_an_error_of_the_system(monkeypatch
     fail = MagicMock(side_effect=OSError(error))
     monkeypatch.setattr("whiten_index.corpus.sources.pafs", MagicMock(wraps=pafs))
     monkeypatch.setattr("whiten_index.corpus.sources.pafs.FileSystem.from_uri", fail)
-    with pytest.raises(StorageError, match="resolving region .*; check the address"):
+    with pytest.raises(StorageError, match=r"resolving region .*; check the address"):
         open_corpus("s3://news/c.parquet")
 
 
