@@ -136,7 +136,8 @@ def resolve(source: str) -> tuple[Any, str]:
         try:
             # Arrow asks Amazon for the region of a bucket.
             with asking(source, content=True):
-                return pafs.FileSystem.from_uri(address)
+                filesystem, path = pafs.FileSystem.from_uri(address)
+            return filesystem, path
         except pa.ArrowNotImplementedError:
             pass  # Arrow was built without it
         except (OSError, pa.ArrowException) as error:
