@@ -16,7 +16,7 @@ import pytest
 
 from tests.damage.crafted import CRAFTS, World, crafted, new_world, places
 from tests.helpers.bad_input import run
-from tests.helpers.builds import random_rows
+from tests.helpers.builds import random_rows, write_rows
 from whiten_index import EmbeddingStore, QueryTransform, open_index
 from whiten_index.artifacts.manifest import write_manifest
 from whiten_index.errors import ArtifactError, WhitenIndexError
@@ -179,6 +179,18 @@ def test_a_manifest_of_another_number_of_rows_is_damage(world: World, rows: int)
     world.write(name, {**json.loads((world.root / name).read_text()), "rows": rows})
     status, _, stderr = run("search", world.index, "--like", "1")
     assert (status, "is damaged" in stderr) == (5, True), stderr
+
+
+def test_a_part_of_more_rows_than_it_has_is_damage(world: World) -> None:
+    version = json.loads(world.current.read_text())["version"]
+    name = f"index/versions/{version}/corpus.json"
+    record = json.loads((world.root / name).read_text())
+    record["parts"][0]["rows"] = 10**12
+    world.write(name, record)
+    titles = [f"other {number}" for number in range(20)]
+    write_rows(world.root / "corpus" / "0.parquet", random_rows(9, rows=20), title=titles)
+    status, _, stderr = run(*command(world, "update"))
+    assert (status, "it does not have 1,000,000,000,000 rows" in stderr) == (5, True), stderr
 
 
 @pytest.mark.parametrize("of", ["values", "dictionary", "values of an older version"])

@@ -137,13 +137,14 @@ def resolve(source: str) -> tuple[Any, str]:
             # Arrow asks Amazon for the region of a bucket.
             with asking(source, content=True):
                 filesystem, path = pafs.FileSystem.from_uri(address)
-            return filesystem, path
         except pa.ArrowNotImplementedError:
             pass  # Arrow was built without it
         except (OSError, pa.ArrowException) as error:
             raise CorpusError(
                 f"{source} cannot be opened ({first_line(error)}); check the URI"
             ) from error
+        else:
+            return filesystem, path
     import fsspec
 
     with asking(source):

@@ -521,7 +521,10 @@ def remove_bridged(place: Place) -> None:
 
 
 def _not_of_part(path: Path, part: CorpusPart) -> ArtifactError:
-    return ArtifactError(f"{path} is damaged: its part has {part.rows} rows; {REMEDY}")
+    return ArtifactError(
+        f"{path} is damaged, or the record of its corpus is: it does not have {part.rows:,} rows; "
+        f"{REMEDY}"
+    )
 
 
 def read_encoder(folder: Path, mirror: Storage) -> EncoderFacts:
