@@ -202,6 +202,33 @@ def test_a_loss_in_one_stratum_stops_the_night(place: Place) -> None:
     assert strata["'en'"]["loss"] > strata["'de'"]["loss"] + 5
 
 
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+@pytest.mark.parametrize("file", ["queries.parquet", "qrels.tsv"])
+def test_other_judgements_pass_no_gate(place: Place, file: str, when: str) -> None:
+    place.certify()
+    place.write(place.rows[1:])
+
+    def replace() -> None:
+        path = place.folder / file
+        if path.suffix == ".parquet":
+            pq.write_table(pq.read_table(path).slice(1), path)
+            return
+        lines = path.read_text().splitlines()
+        path.write_text("\n".join([*lines[:2], *lines[3:]]) + "\n")
+
+    class Watcher(Progress):
+        def start(self, stage: str, total: int) -> None:
+            if stage == "encode" and when == "meanwhile":
+                replace()
+
+    if when == "before":
+        replace()
+    given = UpdateConfig(index=str(place.out), threads=1, certify_gate=100, refit="never")
+    with pytest.raises(GateError, match="not those of the certificate; certify the index by them"):
+        update_index(given, progress=Watcher())
+    assert open_index(place.out).bundle.manifest["rows"] == ROWS
+
+
 def test_pieces_of_documents_ask_where_nothing_is_judged(
     tmp_path: Path, tiny_model: Path, tiny_words: tuple[str, ...]
 ) -> None:

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from whiten_index.artifacts.atomic import replacing
 from whiten_index.artifacts.files import is_file, writing
 from whiten_index.artifacts.limits import load_json
+from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.errors import ConfigError, CorpusError, first_line
 from whiten_index.evaluation.label_table import (
     CSV,
@@ -190,6 +191,12 @@ class JudgedQueries:
     texts: Mapping[str, str]
     qrels: Mapping[str, Mapping[str, int]]
     left_out: int
+
+    @property
+    def digest(self) -> str:
+        """Identity of the texts and of what answers them."""
+        qrels = {query: dict(grades) for query, grades in self.qrels.items()}
+        return fingerprint({"texts": dict(self.texts), "qrels": qrels})
 
     def missing(self, names: Iterable[str]) -> int:
         """Return how many relevant documents a corpus lacks; refuse a corpus without any."""

@@ -183,9 +183,12 @@ def open_base(
     with stages.stage("open", 0):
         base = BaseVersion.open(config)
     if config.certify_gate is not None:
-        asked = required_certificate(base)["inputs"]
+        known = required_certificate(base)
+        asked = known["inputs"]
         if asked["queries"] is not None:
-            read_judged(asked["queries"], asked["qrels"], split=asked["qrels_split"])
+            judged = read_judged(asked["queries"], asked["qrels"], split=asked["qrels_split"])
+            if judged.digest != known["judgements"]:
+                raise GateError(f"gate certificate: {OTHER_JUDGEMENTS}")
             require_model(base.config)
     canaries = None
     if config.canary_file is not None:
@@ -198,6 +201,12 @@ def open_base(
     corpus = open_corpus(base.config, stages, dim=base.store.dim)
     check_early(base.config, corpus)
     return base, corpus, canaries
+
+
+OTHER_JUDGEMENTS = (
+    "the queries or judgements are not those of the certificate; certify the index by them with "
+    "whiten-index certify"
+)
 
 
 def required_certificate(base: BaseVersion) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from whiten_index.evaluation.metrics import evaluate_each, mean_interval
 from whiten_index.index.exact import Rows, Scores, exact_neighbours
 from whiten_index.index.vector_search import search_documents
 from whiten_index.paths import shown
+from whiten_index.pipeline.base_version import OTHER_JUDGEMENTS
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.gates import Gate
 from whiten_index.pipeline.pseudo_queries import sample_pieces
@@ -48,6 +49,7 @@ class Questions:
     qrels: Mapping[str, Mapping[str, int]]
     rows: Rows  # (q,) of the best answer of each in the index
     texts: Sequence[str] | None
+    judgements: str | None = None  # digest of the judged queries that they were drawn from
 
     @classmethod
     def ask(
@@ -98,7 +100,8 @@ class Questions:
             store, texts, lambda some: encoder().encode_queries(some), encoded.stages
         )
         rows = np.array([-best[name][1] for name in chosen], dtype=np.int64)
-        return cls(given, {name: judged.qrels[name] for name in chosen}, rows, texts)
+        qrels = {name: judged.qrels[name] for name in chosen}
+        return cls(given, qrels, rows, texts, judged.digest)
 
 
 def certificate(
@@ -128,6 +131,7 @@ def certificate(
     overall = _figures(loss)
     return {
         "inputs": dict(inputs),
+        "judgements": questions.judgements,
         "measure": METRIC,
         "raw": float(raw.mean()),
         "index": float(found.mean()),
@@ -143,7 +147,8 @@ def certificate_gate(
 ) -> Gate:
     """Return the gate of a certificate: no stratum may lose more than ``most`` points.
 
-    Nor may a value of a column be measured no more that the certificate ``before`` measured.
+    Nor may a value of a column be measured no more that the certificate ``before`` measured, nor
+    other judgements be asked.
     """
     gate = Gate("certificate", {"at_most": made["at_most"]}, {"at_most": most})
     for each in (made, *made["strata"]):
@@ -154,6 +159,7 @@ def certificate_gate(
             f"95 %), and {most:g} are allowed"
         )
         gate.blame({said: greatest > most})
+    gate.blame({OTHER_JUDGEMENTS: (before or made)["judgements"] != made["judgements"]})
     # A column of more values than before is cut into thirds now.
     thirds = {one["by"] for one in made["strata"]} - {*made["inputs"]["by"]}
     columns = {name for name in made["inputs"]["by"] if not any(name in each for each in thirds)}

@@ -136,6 +136,7 @@ class CertificateFacts(_Loss):
     """Loss to exact search of the raw embeddings; see ``certificate``."""
 
     inputs: _Inputs
+    judgements: Digest | None  # None of pieces of documents
     measure: str
     raw: Number
     index: Number
