@@ -246,6 +246,7 @@ def test_modules_of_other_packages_never_run(plain, tmp_path, monkeypatch):
         ({"model_type": "detr", "backbone": "acme/images"}, "('acme/images' as backbone), which"),
         ({"text_config": {"backbone": "acme/images"}}, "('acme/images' as backbone), which"),
         ({"num_hidden_layers": 1001}, "says 1,001 layers"),
+        ({"num_hidden_layers": 0}, "has none of num_hidden_layers"),
         ({"num_labels": 10**10}, "says 10,000,000,000 labels"),
     ],
 )

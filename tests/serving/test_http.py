@@ -532,7 +532,7 @@ def test_the_log_has_queries_only_if_asked(guarded: Server, server: Server) -> N
     ("arguments", "status", "words"),
     [
         (["--host", "0.0.0.0"], 2, "others can reach --host 0.0.0.0"),
-        (["--token-file", "nowhere"], 2, "cannot be read"),
+        (["--token-file", "nowhere"], 2, "--token-file cannot be read, as there is no such file"),
         (["--token-file", "{large}"], 2, "large cannot be read (it has more than"),
         (["--cors-origin", "example.org"], 2, "is no origin"),
         (["--max-body", "much"], 2, "--max-body 'much' is no size"),

@@ -447,10 +447,10 @@ def _length(settings: dict[str, Any]) -> int | None:
 
 def _number(name: str, config: dict[str, Any], *keys: str) -> int:
     for key in keys:
-        if isinstance(number := config.get(key), int) and number <= VECTOR_NUMBERS:
+        if isinstance(number := config.get(key), int) and 0 < number <= VECTOR_NUMBERS:
             return int(number)
     raise EncoderError(
-        f"config.json of model {name} has none of {', '.join(keys)} up to {VECTOR_NUMBERS:,}; "
+        f"config.json of model {name} has none of {', '.join(keys)} from 1 to {VECTOR_NUMBERS:,}; "
         "choose a text encoder of the BERT family"
     )
 

@@ -124,6 +124,12 @@ class ServeOptions(OpeningOptions):
             try:
                 with reading(path):
                     found = read_bounded(path).decode().strip()
+            except FileNotFoundError:
+                # It may be the token itself.
+                raise ConfigError(
+                    "--token-file cannot be read, as there is no such file; write the token into "
+                    "one that you alone can read, and name it"
+                ) from None
             except (OSError, ValueError) as error:
                 raise ConfigError(f"--token-file {path} cannot be read ({error})") from error
             where = f"--token-file {path}"
