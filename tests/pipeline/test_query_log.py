@@ -177,12 +177,15 @@ def test_a_log_that_is_no_plain_table_or_unpacks_to_gigabytes_is_refused(tmp_pat
     # Each row names the same long text.
     places = pa.array(np.zeros(11_000, np.int32))
     packed = pa.DictionaryArray.from_arrays(places, pa.array(["x" * 100_000]))
-    pq.write_table(pa.table({"embedding": packed}), tmp_path / "packed.parquet", store_schema=False)
+    for name, encoded in (("packed", False), ("dictionary", True)):
+        path = tmp_path / f"{name}.parquet"
+        pq.write_table(pa.table({"embedding": packed}), path, store_schema=encoded)
     for name, why in {
         "pipe": "is a pipe, a socket or a device",
         "twice": "names a column twice",
         "empty": "is empty: it holds no rows",
         "packed": "it unpacks to more than",
+        "dictionary": "it unpacks to more than",
     }.items():
         with pytest.raises(CorpusError, match=rf"{name}.parquet .*{why}"):
             build(tmp_path / "o", corpus, query_log=str(tmp_path / f"{name}.parquet"))

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from whiten_index.artifacts.files import open_file, reading, sha256_file
 from whiten_index.artifacts.limits import check_expanded
-from whiten_index.corpus.parquet_reader import SpanReader, check_footer
+from whiten_index.corpus.parquet_reader import SpanReader, check_footer, unpacked_bytes
 from whiten_index.corpus.sharding import Span
 from whiten_index.corpus.sources import SourceFile
 from whiten_index.errors import ConfigError
@@ -55,9 +55,9 @@ def read_log(config: "BuildConfig", *, whole: bool = True) -> LabelTable:
             span = Span(group, 0, metadata.row_group(group).num_rows)
             for batch in reader.read(source, span, [column]):
                 first, last = np.searchsorted(numbers, (start, start + len(batch)))
-                taken = batch[column].take(pa.array(numbers[first:last] - start))
-                check_expanded(size := size + taken.nbytes, source.packed)
-                values += taken.to_pylist()
+                taken = batch.take(pa.array(numbers[first:last] - start))
+                check_expanded(size := size + unpacked_bytes(taken), source.packed)
+                values += taken[column].to_pylist()
                 start += len(batch)
     return LabelTable(path, {column: values}, names, numbers.tolist())
 
