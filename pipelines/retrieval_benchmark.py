@@ -44,6 +44,7 @@ from whiten_index.index.library import load_faiss
 from whiten_index.measure.sweep_config import SweepConfig
 from whiten_index.measure.sweep_report import write_report
 from whiten_index.measure.sweep_run import run_sweep
+from whiten_index.options import job_keys, unknown
 
 _SPLIT = "test"
 
@@ -79,12 +80,18 @@ class Job:
             raise ConfigError(f'job file {path} says no folder for the report: out = "DIR"')
         if not isinstance(sets, list) or not sets or not all(isinstance(s, str) for s in sets):
             raise ConfigError(f'job file {path} names no sets: sets = ["FOLDER", …]')
-        split = str(named.pop("split", _SPLIT))
+        split, store = named.pop("split", _SPLIT), named.pop("store", str(Path(out) / "store"))
+        if not isinstance(split, str) or not isinstance(store, str):
+            raise ConfigError(f"job file {path} says split or store, and it is no text")
         folders = tuple(path.parent / name for name in sets)
         if len({folder.name for folder in folders}) < len(folders):
             raise ConfigError(f"job file {path} names two sets alike; rename a folder")
-        store = path.parent / str(named.pop("store", Path(out) / "store"))
-        return cls(path.parent / out, store, folders, split, named)
+        keys = job_keys(SweepConfig)
+        for name in named:
+            if name not in keys:
+                raise ConfigError(f"job file {path}: {unknown(name, keys)}")
+        options = {keys[name]: value for name, value in named.items()}
+        return cls(path.parent / out, path.parent / store, folders, split, options)
 
     def config(self, folder: Path) -> SweepConfig:
         """Return the sweep of one set.
@@ -108,8 +115,6 @@ class Job:
             "qrels": str(qrels),
             "qrels_split": split,
         }
-        if "k" in options:
-            options["widths"] = options.pop("k")
         return SweepConfig(**options)
 
 
