@@ -10,7 +10,7 @@ from whiten_index.index.factory import inner_index
 from whiten_index.index.gpu import require_device
 from whiten_index.index.training import require_training_rows
 from whiten_index.pipeline.build_config import BuildConfig
-from whiten_index.pipeline.query_log import read_log
+from whiten_index.pipeline.query_log import check_log
 from whiten_index.whitening.selection import widths
 
 
@@ -23,7 +23,7 @@ def check_early(config: BuildConfig, corpus: ParquetCorpus) -> None:
     """
     require_device(config.index_device)
     if config.query_log is not None:
-        read_log(config, whole=False)
+        check_log(config)
     dim = corpus.dim or resolve_encoder(config.encoder_config())[0].dim
     wanted = config.whitening_config()
     wanted.require_dim(dim)

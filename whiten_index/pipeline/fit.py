@@ -7,10 +7,10 @@ any, else pieces of the corpus, else the spectrum alone.
 import contextlib
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ from whiten_index.pipeline.canary_file import raw_embedding
 from whiten_index.pipeline.early_checks import possible_widths
 from whiten_index.pipeline.labels import Evidence, labelled_trials, labels_digest
 from whiten_index.pipeline.pseudo_queries import RECIPE, Sample, sample_pieces
-from whiten_index.pipeline.query_log import EMBEDDING, log_digest, read_log
+from whiten_index.pipeline.query_log import EMBEDDING, TEXT, log_digest, read_log
 from whiten_index.search.query_encoder import query_embeddings
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusPart
@@ -167,17 +167,19 @@ def _weigh_log(config: "BuildConfig", encoded: "EncodeReport") -> tuple["BuildCo
 
 def _rows_of_log(config: "BuildConfig", encoded: "EncodeReport") -> NDArray[np.float64]:
     """Return the raw embeddings (n, d) of a log, of unit length if the fit is on such rows."""
-    table = read_log(config)
-    column, dim = next(iter(table.columns)), encoded.store.dim
-    if column == EMBEDDING:
-        parse = functools.partial(raw_embedding, dim=dim)
-        rows = np.array([table.parse(column, row, parse) for row in range(len(table))], np.float64)
-    else:
-        texts = [table.parse(column, row, to_text) for row in range(len(table))]
+    parse = functools.partial(raw_embedding, dim=encoded.store.dim)
+    parsers: dict[str, Callable[[Any], Any]] = {EMBEDDING: parse, TEXT: to_text}
+    values = list[Any]()
+    for part in read_log(config):
+        (column,) = part.columns
+        values += [part.parse(column, row, parsers[column]) for row in range(len(part))]
+    if isinstance(values[0], str):
         encoder = encoded.encoder(config)
         rows = query_embeddings(
-            encoded.store, texts, lambda some: encoder().encode_queries(some), encoded.stages
+            encoded.store, values, lambda some: encoder().encode_queries(some), encoded.stages
         ).astype(np.float64)
+    else:
+        rows = np.stack(values)
     return unit_rows(rows) if config.normalize_input else rows
 
 
