@@ -168,7 +168,7 @@ def test_a_log_that_cannot_be_fitted_on_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "o" / "CURRENT").exists()
 
 
-def test_a_log_that_is_no_plain_table_or_unpacks_to_gigabytes_is_refused(tmp_path: Path) -> None:
+def test_a_log_that_is_no_plain_table_is_refused(tmp_path: Path) -> None:
     corpus, rows = write_rows(tmp_path / "c.parquet", random_rows(0)), list(random_rows(7))
     os.mkfifo(tmp_path / "pipe.parquet")
     wide = pa.FixedSizeListArray.from_arrays(np.zeros(20_000 * 4_000, np.float32), 4_000)
@@ -176,22 +176,33 @@ def test_a_log_that_is_no_plain_table_or_unpacks_to_gigabytes_is_refused(tmp_pat
     twice = pa.Table.from_arrays([pa.array(rows)] * 2, names=["embedding"] * 2)
     pq.write_table(twice, tmp_path / "twice.parquet")
     write_log(tmp_path / "empty.parquet", embedding=pa.array([], pa.list_(pa.float32())))
-    # Each row names the same long text.
-    places = pa.array(np.zeros(11_000, np.int32))
-    packed = pa.DictionaryArray.from_arrays(places, pa.array(["x" * 100_000]))
-    for name, encoded in (("packed", False), ("dictionary", True)):
-        path = tmp_path / f"{name}.parquet"
-        pq.write_table(pa.table({"embedding": packed}), path, store_schema=encoded)
     for name, why in {
         "pipe": "is a pipe, a socket or a device",
         "twice": "names a column twice",
         "empty": "is empty: it holds no rows",
         "wide": f"expected {DIM} numbers",
-        "packed": "it unpacks to more than",
-        "dictionary": "it unpacks to more than",
     }.items():
         with pytest.raises(CorpusError, match=rf"{name}.parquet.*{why}"):
             build(tmp_path / "o", corpus, query_log=str(tmp_path / f"{name}.parquet"))
+
+
+@pytest.mark.parametrize("encoded", [False, True])
+def test_a_log_that_unpacks_to_gigabytes_is_refused(
+    tmp_path: Path, tiny_model: Path, texts: list[str], encoded: bool
+) -> None:
+    """Each row names the same long text."""
+    corpus = write_log(tmp_path / "c.parquet", text=texts)
+    places = pa.array(np.zeros(11_000, np.int32))
+    packed = pa.DictionaryArray.from_arrays(places, pa.array(["x" * 100_000]))
+    path = tmp_path / "log.parquet"
+    pq.write_table(pa.table({"text": packed}), path, store_schema=encoded)
+    with pytest.raises(CorpusError, match="it unpacks to more than"):
+        build_index(
+            BuildConfig(
+                corpus=corpus, text_columns="text", model=str(tiny_model), whiten="pca", k=8,
+                query_log=str(path), out=str(tmp_path / "index"), threads=1,
+            )
+        )  # fmt: skip
 
 
 def test_a_log_that_changes_during_the_fit_is_refused(
