@@ -58,13 +58,25 @@ def test_it_is_kept_found_and_updated(name: str, tmp_path: Path) -> None:
     assert open_index(out).bundle.documents.get(7) == {"id": 7, "k": expected}
 
 
-@pytest.mark.parametrize("kind", [pa.list_view(MS), pa.list_(pa.large_list_view(MS))])
-def test_a_view_of_a_list_is_not_kept(kind: pa.DataType, tmp_path: Path) -> None:
-    """A few bytes of views can name any number of values."""
-    value = [5] if kind == pa.list_view(MS) else [[5]]
-    write(tmp_path / "c", pa.array([value] * ROWS, kind), seed=0)
+WORDS = pa.dictionary(pa.int32(), pa.string())
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.list_view(MS), [5]),
+        (pa.list_(pa.large_list_view(MS)), [[5]]),
+        (pa.list_(WORDS), ["a"]),
+        (pa.struct([("a", pa.map_(pa.string(), WORDS))]), {"a": [("b", "c")]}),
+    ],
+)
+def test_a_type_whose_bytes_stand_for_any_number_of_values_is_not_kept(
+    kind: pa.DataType, value: Any, tmp_path: Path
+) -> None:
+    kept = pa.array([value] * ROWS, kind)
+    write(tmp_path / "c", kept, seed=0)
     options = {"embedding_column": "e", "keep": ("k",), "out": str(tmp_path / "index")}
-    with pytest.raises(CorpusError, match=r"'k' .* is .*list_view.*; rewrite it as lists"):
+    with pytest.raises(CorpusError, match=r"'k' .* is .*, which no index has; rewrite it"):
         build_index(BuildConfig(corpus=(str(tmp_path / "c"),), **options))
 
 

@@ -132,7 +132,8 @@ def is_strange(kind: pa.DataType) -> bool:
     runs = pa.types.is_run_end_encoded(kind)
     if views or runs or pa.types.is_union(kind) or kind == pa.struct([]):
         return True
-    return any(is_strange(kind.field(number).type) for number in range(kind.num_fields))
+    inside = [kind.field(number).type for number in range(kind.num_fields)]
+    return any(pa.types.is_dictionary(each) or is_strange(each) for each in inside)
 
 
 def _listed_values(array: pa.Array) -> float:

@@ -96,7 +96,7 @@ def check_columns(
         if is_strange(schema.field(name).type):
             raise CorpusError(
                 f"column {name!r} of {file.path} is {schema.field(name).type}, which no index has; "
-                "rewrite it as lists, or leave it out of --keep"
+                "rewrite it in plain types, or leave it out of --keep"
             )
         if (field := repeated_field(schema.field(name).type)) is not None:
             raise CorpusError(
