@@ -19,8 +19,8 @@ from tests.helpers.bad_input import run
 from tests.helpers.builds import random_rows, write_rows
 from whiten_index import EmbeddingStore, QueryTransform, open_index
 from whiten_index.artifacts.manifest import write_manifest
-from whiten_index.errors import ArtifactError, WhitenIndexError
-from whiten_index.versions.documents import write_documents
+from whiten_index.errors import ArtifactError, CorpusError, WhitenIndexError
+from whiten_index.versions.documents import Documents, write_documents
 
 # A documented status: done, or one of ``errors.py``, but never 1, which is for what is unforeseen.
 STATUSES = {0, 2, 3, 4, 5, 7, 8, 9}
@@ -256,6 +256,20 @@ def test_columns_without_end_are_damage(world: World, kind: str) -> None:
     status, _, stderr = run("search", world.index, "--like", "1")
     types, values = "types that no index has" in stderr, "unpacks to more" in stderr
     assert (status, types or values) == (5, True), stderr
+
+
+def test_documents_that_share_a_long_text_are_damage(tmp_path: Path) -> None:
+    """A filter writes it out for each row."""
+    words = pa.DictionaryArray.from_arrays(
+        pa.array(np.zeros(20_000, np.int8)), pa.array(["x" * 60_000])
+    )
+    table = pa.table({"id": np.arange(20_000), "word": words})
+    with (tmp_path / "d").open("wb") as file, pa.ipc.new_file(file, table.schema) as out:
+        out.write_table(table)
+    with pytest.raises(ArtifactError, match="it unpacks to more than"):
+        Documents(tmp_path / "d")
+    with pytest.raises(CorpusError, match="the rows of the kept columns repeat long texts"):
+        write_documents(tmp_path / "d", [table])
 
 
 def test_a_time_that_parquet_does_not_hold(world: World, tmp_path: Path) -> None:

@@ -341,6 +341,13 @@ def test_a_long_text_of_a_dictionary_is_pushed_a_few_rows_at_a_time(run, tmp_pat
     assert pq.read_metadata(pushed).num_rows == 40
 
 
+def test_a_long_text_that_all_rows_keep_is_refused(run, tmp_path):  # type: ignore[no-untyped-def]
+    path = written(tmp_path, 300, "a" * (4 << 20), encoded=True)
+    named = ["--embedding-column", "e", "--keep", "text", "--shard-rows", "100", "--k", "2"]
+    found = run(["build", str(path), *named, "--out", str(tmp_path / "index")])
+    assert_says(found, 3, f"the rows of the kept columns repeat long texts (it {UNPACKS})")
+
+
 def test_memory_that_ends_in_a_stage_names_it(run, tmp_path):  # type: ignore[no-untyped-def]
     pq.write_table(pa.table({"e": [[1.0] * 40_000] * 3}), path := tmp_path / "c.parquet")
     named = ["--embedding-column", "e", "--store", str(tmp_path / "store")]

@@ -82,7 +82,7 @@ def test_a_database_of_others_in_the_folder_is_left_as_it_is(tmp_path: Path) -> 
     out.mkdir()
     for name in ("CURRENT", "MANIFEST-000004"):
         (out / name).write_text("MANIFEST-000004\n")
-    with pytest.raises(ConfigError, match=r"has a file CURRENT, and is no index.*another place"):
+    with pytest.raises(ConfigError, match=r"has a file CURRENT that another .*another place"):
         build(out, corpus)
     assert (out / "CURRENT").read_text() == "MANIFEST-000004\n"
     assert not (out / "store").exists()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from whiten_index.artifacts.files import reading
 from whiten_index.artifacts.limits import check_expanded
@@ -15,6 +16,7 @@ from whiten_index.errors import ArtifactError, first_line
 
 # Of a value of a list in Python.
 _VALUE_BYTES = 8
+_OF_BYTES = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 _MAGIC_BYTES, _VERSION = 8, 4  # of Arrow files, and of metadata (V5, counted from V1 = 0)
 
 Leaf = Callable[[pa.DataType], pa.DataType]
@@ -136,16 +138,32 @@ def is_strange(kind: pa.DataType) -> bool:
     return any(pa.types.is_dictionary(each) or is_strange(each) for each in inside)
 
 
-def _listed_values(array: pa.Array) -> float:
-    """Return how many values lists have, at any depth; a null in a list takes no bytes."""
+def unpacked_bytes(batch: pa.RecordBatch) -> int:
+    """Return the size of a batch whose values are written out, as Python has those of lists.
+
+    A dictionary may name one text in every row, and a null in a list takes no bytes.
+    """
+    return int(batch.nbytes + sum(map(_shared_bytes, batch.columns)))
+
+
+def _shared_bytes(array: pa.Array) -> float:
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
-        return _listed_values(array.storage)
+        return _shared_bytes(array.storage)
     if pa.types.is_struct(kind):
-        return sum(map(_listed_values, array.flatten()))
+        return sum(map(_shared_bytes, array.flatten()))
     if pa.types.is_nested(kind):
-        return len(array.values) + _listed_values(array.values)
-    return 0
+        if pa.types.is_map(kind):
+            array = array.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
+        values = array.flatten()  # of a slice, its own
+        return _VALUE_BYTES * len(values) + _shared_bytes(values)
+    if not pa.types.is_dictionary(kind):
+        return 0
+    plain = without_views(kind.value_type)
+    if plain not in _OF_BYTES and not pa.types.is_fixed_size_binary(plain):
+        return 0
+    lengths = pc.binary_length(array.dictionary.cast(plain)).cast(pa.float64())
+    return float(pc.sum(lengths.take(array.indices)).as_py() or 0)
 
 
 def read_documents(path: Path, data: Any = None, *, full: bool = True) -> pa.Table:
@@ -166,8 +184,7 @@ def read_documents(path: Path, data: Any = None, *, full: bool = True) -> pa.Tab
                 raise pa.ArrowInvalid("it has columns of types that no index has")
             table.validate(full=full)
             if full:
-                chunks = chain.from_iterable(column.chunks for column in table.columns)
-                check_expanded(_VALUE_BYTES * sum(map(_listed_values, chunks)), len(data))
+                check_expanded(sum(map(unpacked_bytes, table.to_batches())), len(data))
             names, kinds = table.column_names, (pa.int64(), pa.string(), pa.large_string())
     except (OSError, ValueError, struct.error, pa.ArrowException) as error:
         # Names that are not in UTF-8 are a ValueError.

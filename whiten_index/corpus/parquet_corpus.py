@@ -16,7 +16,7 @@ from whiten_index.artifacts.files import reading
 from whiten_index.artifacts.limits import LINE_BYTES, VECTOR_NUMBERS, LimitError, check_expanded
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.artifacts.prefetch import blocks
-from whiten_index.corpus.arrow_types import without_views
+from whiten_index.corpus.arrow_types import unpacked_bytes, without_views
 from whiten_index.corpus.batches import ID, EmbeddingBatch, TextBatch, row_digests
 from whiten_index.corpus.corpus_config import CorpusConfig, check_columns, check_same_types
 from whiten_index.corpus.corpus_options import OnBadRow
@@ -26,7 +26,6 @@ from whiten_index.corpus.parquet_reader import (
     footer_digest,
     open_parquet,
     unchanged,
-    unpacked_bytes,
 )
 from whiten_index.corpus.row_filter import RowFilter
 from whiten_index.corpus.sharding import RowGroup, Shard, plan_shards

@@ -15,7 +15,6 @@ from whiten_index.corpus.sharding import Span
 from whiten_index.corpus.sources import SourceFile, asking, to_parquet
 from whiten_index.errors import CorpusError
 
-_OF_BYTES = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 _BATCH_ROWS = 4096
 # A batch of texts has at most this size, however often it names one text.
 _BATCH_BYTES = 64 << 20
@@ -145,16 +144,6 @@ class SpanReader:
             # The Parquet file leaves a source open that it was given.
             self._source.close()
         self._key = self._source = self._file = self._pending = None
-
-
-def unpacked_bytes(batch: pa.RecordBatch) -> int:
-    """Return the size of a batch with every value of a dictionary written out."""
-    size = int(batch.nbytes)
-    for column in batch.columns:
-        if pa.types.is_dictionary(column.type) and column.type.value_type in _OF_BYTES:
-            lengths = pc.binary_length(column.dictionary).cast(pa.int64())
-            size += pc.sum(lengths.take(column.indices)).as_py() or 0
-    return size
 
 
 def _rows_at_once(

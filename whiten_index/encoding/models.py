@@ -141,7 +141,7 @@ class ModelFolder:
     @property
     def layers(self) -> int:
         """Number of transformer layers L, the embedding layer not counted."""
-        return _number(self.name, self.config, *_LAYERS)
+        return 0 if self.static else _number(self.name, self.config, *_LAYERS)
 
     @property
     def files_sha256(self) -> str:
@@ -309,7 +309,7 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
         # Its libraries would wait for a pipe.
         opened = [*weight_files(root), *list_folder(root, "tokenizer.json")]
         files_sha256(opened, name=name, folder=root, what="files")
-        config |= {"hidden_size": _table_width(name, root), "num_hidden_layers": 0}
+        config |= {"hidden_size": _table_width(name, root)}
     if not config:
         raise EncoderError(f"{root} has no config.json; {name} must name a transformer's folder")
     _refuse_adapter(root)

@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 
 from whiten_index.artifacts.files import NotAFileError, is_folder, list_folder, open_file, reading
 from whiten_index.artifacts.limits import LimitError, check_expanded, iterate_lines, load_json
-from whiten_index.corpus.parquet_reader import check_footer, unpacked_bytes
+from whiten_index.corpus.arrow_types import unpacked_bytes
+from whiten_index.corpus.parquet_reader import check_footer
 from whiten_index.errors import ConfigError, CorpusError, first_line
 from whiten_index.paths import cut, shown
 

@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 
 from whiten_index.artifacts.files import open_file, reading, sha256_file
 from whiten_index.artifacts.limits import check_expanded
-from whiten_index.corpus.parquet_reader import SpanReader, check_footer, unpacked_bytes
+from whiten_index.corpus.arrow_types import unpacked_bytes
+from whiten_index.corpus.parquet_reader import SpanReader, check_footer
 from whiten_index.corpus.sharding import Span
 from whiten_index.corpus.sources import SourceFile
 from whiten_index.errors import ConfigError

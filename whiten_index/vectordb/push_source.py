@@ -17,9 +17,8 @@ from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.artifacts.files import exists
 from whiten_index.artifacts.prefetch import ahead, blocks
 from whiten_index.artifacts.storage import Place, Storage
-from whiten_index.corpus.arrow_types import read_documents, without_views
+from whiten_index.corpus.arrow_types import read_documents, unpacked_bytes, without_views
 from whiten_index.corpus.batches import ID, PASSAGE
-from whiten_index.corpus.parquet_reader import unpacked_bytes
 from whiten_index.encoding.spec import RemoteSpec, recorded_spec
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.progress import Progress

@@ -11,10 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from whiten_index.corpus.arrow_types import read_documents, times_as_numbers
+from whiten_index.artifacts.limits import LimitError, check_expanded
+from whiten_index.corpus.arrow_types import read_documents, times_as_numbers, unpacked_bytes
 from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.corpus.row_filter import RowFilter
-from whiten_index.errors import ArtifactError, ConfigError, NotFoundError, first_line
+from whiten_index.errors import ArtifactError, ConfigError, CorpusError, NotFoundError, first_line
 from whiten_index.index.vector_search import Selection
 from whiten_index.store.segments import REMEDY
 
@@ -26,8 +27,14 @@ _IDS_AT_ONCE = 1 << 20
 
 
 def write_documents(path: Path, tables: Iterable[pa.Table]) -> None:
-    """Write tables of one schema one after the other."""
+    """Write tables of one schema one after the other.
+
+    Raises:
+        CorpusError: readers would refuse the file, as a dictionary names long texts in many rows.
+        ArtifactError: the kept columns of the tables differ.
+    """
     writer: Any = None
+    size = 0
     # Through a file of Python's, as all else: Arrow's own hides which error the disk reports.
     with contextlib.ExitStack() as open_files:
         for table in tables:
@@ -38,10 +45,18 @@ def write_documents(path: Path, tables: Iterable[pa.Table]) -> None:
             try:
                 for batch in table.cast(schema).combine_chunks().to_batches():
                     writer.write_batch(batch)
+                    size += unpacked_bytes(batch)
             except (ValueError, NotImplementedError) as error:
                 raise ArtifactError(
                     f"the kept columns of parts of the store differ ({first_line(error)}); {REMEDY}"
                 ) from error
+        try:
+            check_expanded(size, 0 if writer is None else file.tell())
+        except LimitError as error:
+            raise CorpusError(
+                f"the rows of the kept columns repeat long texts ({error}); leave their column out "
+                "of --keep"
+            ) from error
 
 
 class Documents:
