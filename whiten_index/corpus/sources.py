@@ -58,7 +58,7 @@ _PLAIN = "".join(map(chr, range(33, 127)))
 _HIDDEN = "._"
 _MOST_LEVELS = 100
 _ARROW_SCHEMES = ("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
-_AZURE = r"[a-z0-9-]+(\.(dfs|blob)\.core\.(windows\.net|chinacloudapi\.cn|usgovcloudapi\.net))?"
+_AZURE = r"[a-z0-9$-]*(\.(dfs|blob)\.core\.windows\.net)?"
 _RETRY_SECONDS = 60
 # File systems of fsspec that read another one. A damaged archive raises errors of any kind, and
 # copies of files stay when a process is killed.
@@ -127,7 +127,8 @@ def resolve(source: str) -> tuple[Any, str]:
             "no corpus is read; unpack it, or name its files by their own address"
         )
     if scheme in _ARROW_SCHEMES:
-        _require_no_server(scheme, source)
+        if scheme != "file":
+            _require_no_server(scheme, source)
         # Names with spaces and letters beyond ASCII are written as they are, or escaped.
         address = quote(_utf8(source), safe=_PLAIN)
         if scheme in ("gs", "gcs"):
