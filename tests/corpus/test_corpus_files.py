@@ -194,7 +194,7 @@ def test_an_address_that_says_too_little_is_refused():
     "source",
     [
         "zip://a.parquet::file://{}/a.zip", "tar://a.parquet::http://127.0.0.1:9/a.tar",
-        "simplecache::file://{}/a.parquet", "zip://a.parquet", "generic://a.parquet",
+        "simplecache::file://{}/a.parquet", "zip://a.parquet", "generic://a.parquet", "local:///a.parquet",
         "fsspec+zip://a.parquet::file://{}/a.zip", "fsspec+http://127.0.0.1:9/a.parquet",
     ],
 )  # fmt: skip
