@@ -62,8 +62,10 @@ _AZURE = r"[a-z0-9$-]*(\.(dfs|blob)\.core\.windows\.net)?"
 _RETRY_SECONDS = 60
 # File systems of fsspec that read another one. A damaged archive raises errors of any kind, and
 # copies of files stay when a process is killed.
-_WITHIN_OTHERS = ("fsspec+", "zip", "tar", "libarchive", "reference", "dir", "cached",
-                  "simplecache", "filecache", "blockcache", "generic", "async", "local")  # fmt: skip
+_WITHIN_OTHERS = (
+    "fsspec+", "zip", "tar", "libarchive", "reference", "dir", "cached", "simplecache",
+    "filecache", "blockcache", "generic", "async", "local",
+)  # fmt: skip
 _LONGEST_ANSWER = 1 << 26  # bytes of a list of links
 # Decides by the names below the source whether a file is wanted or, with ``whole=False``, whether a
 # folder may hold wanted files.
