@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.results_file import read
-from whiten_index.measure.database_report import WAYS, answers, cell
 from whiten_index.measure.results import COLUMNS, Measured, Sweep, recommend
+from whiten_index.measure.sweep_report import WAYS, answers, cell
 
 Row = Mapping[str, Any]
 # The cheapest setting that finds so much is shown.
