@@ -447,8 +447,7 @@ class _File:
     def bytes(self) -> dict[str, int]:
         """Return the sizes that the writer reads."""
         with open_writer(self.address, TABLE, make=False) as writer:
-            sizes = writer.sizes()
-        return {"table": sizes.table or 0, "index": sizes.index or 0}
+            return {"table": 0, "index": 0, **writer.sizes()}
 
     def close(self) -> None:
         """Do nothing: there is no server."""

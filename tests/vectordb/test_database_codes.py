@@ -48,8 +48,7 @@ def halves(rows: Rows) -> Rows:
 
 def assert_sized(writer: DatabaseWriter, estimate: int | None) -> None:
     """An estimate is within a tenth of the index, and a few pages."""
-    index = writer.sizes().index
-    assert index is not None
+    index = writer.sizes()["index"]
     assert estimate is not None
     assert abs(index - estimate) <= 0.1 * index + 3 * 8192
 
@@ -332,6 +331,6 @@ def test_a_plan_of_a_file_is_refused(index: Path, tmp_path: Path) -> None:
 def test_the_plan_is_of_the_push(index: Path, address: str) -> None:
     config = PushConfig(index=str(index), to=address, table="docs", options={"code": "halfvec"})
     planned, report = plan_push(config), push_index(config)
-    assert planned.rows == report.rows
+    assert planned["rows"] == report.rows
     with open_writer(address, "docs", options=config.options) as writer:
-        assert_sized(writer, planned.index_bytes)
+        assert_sized(writer, planned["index_bytes"])

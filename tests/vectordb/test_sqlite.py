@@ -97,7 +97,7 @@ def test_a_code_stays_that_of_the_table(address: str, user: Any, code: str) -> N
         assert_clean(writer, later)
         assert_finds(writer, later)
         assert_finds(writer, later, exact=False, least=0.5 if code == "bit" else 1)
-        assert bool(writer.sizes().index) is (code != "float32")
+        assert bool(writer.sizes()["index"]) is (code != "float32")
     columns = [row[1] for row in user.execute("PRAGMA table_info(docs)")]
     assert columns == ["rowid", "id", "n", "lang", "vector", "distance", "k"] + ["code"] * (
         code != "float32"

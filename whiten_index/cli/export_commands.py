@@ -153,7 +153,7 @@ def push(options: dict[str, str], status: bool, plan: bool, **given: Any) -> Non
     named = {name: value for name, value in given.items() if value is not None}
     config = PushConfig(**named, options=options)
     if plan:
-        terminal.show(asdict(plan_push(config)))
+        terminal.show(plan_push(config))
         return
     if status:
         _print_status(config)

@@ -26,6 +26,7 @@ from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError, DatabaseError, WhiteningError
 from whiten_index.index.exact import Rows, Scores, exact_neighbours
 from whiten_index.index.vector_search import Search
+from whiten_index.measure.results import Record
 from whiten_index.measure.sweep_config import FP32, NONE, OURS, RAW, TRUNCATE, Point, SweepConfig
 from whiten_index.measure.trial import (
     TOP_K,
@@ -149,9 +150,7 @@ class DatabaseSweep:
             writer.remove()
             return writer.engine
 
-    def measure(
-        self, dataset: Dataset, done: Collection[str], stages: Stages
-    ) -> Iterator[dict[str, Any]]:
+    def measure(self, dataset: Dataset, done: Collection[str], stages: Stages) -> Iterator[Record]:
         """Yield the record of each point that is not done; one that cannot be measured says why."""
         rows, exact = dataset.rows, Point(RAW, NONE, dataset.dim, FP32, _EXACT)
         settings, skipped = self.settings(dim=dataset.dim, rank=dataset.spectrum.rank, rows=rows)
@@ -255,10 +254,8 @@ class Trial:
             writer.finish()
         index = time.perf_counter() - started
         writer.swap()
-        sizes, options = writer.sizes(), setting.options
-        code_bytes = options.code_bytes(rows, setting.k, dtype)
-        known = {"table": sizes.table, "index": sizes.index}
-        each = {name: size / rows for name, size in known.items() if size is not None}
+        code_bytes = setting.options.code_bytes(rows, setting.k, dtype)
+        each = {name: size / rows for name, size in writer.sizes().items()}
         return {
             "exponent": whitening.exponent,
             "center": whitening.center,

@@ -2,7 +2,7 @@
 
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self, TypeAlias
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts.prefetch import blocks
 from whiten_index.errors import DatabaseError, WhitenIndexError
+from whiten_index.vectordb.engine_options import Effort
 from whiten_index.vectordb.pushed_table import Ids, Layout, PushedTable
 
 
@@ -21,14 +22,6 @@ class Hit(NamedTuple):
 
     id: str | int
     score: float
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Bytes of a table and of the index of its vectors, None where the engine does not say."""
-
-    table: int | None
-    index: int | None
 
 
 # Searches with queries (q, k) for so many rows each.
@@ -235,7 +228,7 @@ class DatabaseWriter(ABC):
 
     @contextmanager
     def searching(
-        self, *, exact: bool = False, pending: bool = False, effort: Mapping[str, int] | None = None
+        self, *, exact: bool = False, pending: bool = False, effort: Effort | None = None
     ) -> Iterator[Find]:
         """Open a table for searches, which find the nearest rows of each query, the best first.
 
@@ -247,8 +240,8 @@ class DatabaseWriter(ABC):
             with self._searching(stored, exact=exact, effort=effort) as find:
                 yield find
 
-    def sizes(self) -> Sizes:
-        """Return the bytes of the published table."""
+    def sizes(self) -> dict[str, int]:
+        """Return the bytes of the published ``table`` and its ``index``, as far as known."""
         with self._reporting("its size could not be read"):
             return self._sizes(self._require(pending=False))
 
@@ -321,16 +314,16 @@ class DatabaseWriter(ABC):
     @abstractmethod
     def _count(self, stored: Stored) -> int: ...
 
-    def _sizes(self, stored: Stored) -> Sizes:  # noqa: ARG002
+    def _sizes(self, stored: Stored) -> dict[str, int]:  # noqa: ARG002
         """Return the bytes of a table; a server may not say."""
-        return Sizes(None, None)
+        return {}
 
     @abstractmethod
     def _fetch(self, stored: Stored, ids: Ids, layout: Layout) -> pa.Table: ...
 
     @abstractmethod
     def _searching(
-        self, stored: Stored, *, exact: bool, effort: Mapping[str, int] | None
+        self, stored: Stored, *, exact: bool, effort: Effort | None
     ) -> AbstractContextManager[Find]:
         """Open a table for searches by its index, or exact ones."""
 

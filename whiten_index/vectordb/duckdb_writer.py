@@ -15,7 +15,7 @@ search path, where macros may have the names of functions, and connections open 
 
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +32,8 @@ from whiten_index.artifacts.files import is_file, resolved
 from whiten_index.corpus.arrow_types import replaced_leaves
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError
-from whiten_index.vectordb.database_writer import Find, Hit, Sizes, Stored
+from whiten_index.vectordb.database_writer import Find, Hit, Stored
+from whiten_index.vectordb.engine_options import Effort
 from whiten_index.vectordb.engine_support import literal, quoted
 from whiten_index.vectordb.file_options import DISTANCES, DuckOptions
 from whiten_index.vectordb.file_writer import FileWriter
@@ -80,7 +81,7 @@ class DuckWriter(FileWriter):
     begin_writing = "BEGIN"
     refusals = (duckdb.DataError, duckdb.IntegrityError)
 
-    def __init__(self, address: str, name: str, options: DuckOptions, *, make: bool = True) -> None:
+    def __init__(self, address: str, name: str, options: DuckOptions, *, make: bool) -> None:
         self.engine, self._options = f"DuckDB {duckdb.__version__}", options
         # The new table in the transaction that swaps, on another connection.
         self._built: Stored | None = None
@@ -204,10 +205,11 @@ class DuckWriter(FileWriter):
         order = f"SELECT count(*) FROM {_table(stored.name)}"
         return int(stored.handle.execute(order).fetchone()[0])
 
-    def _sizes(self, stored: Stored) -> Sizes:
+    def _sizes(self, stored: Stored) -> dict[str, int]:
         (table,) = self._run(_BLOCKS, _table(stored.name)).fetchone()
         rows, links = self._run(_INDEX, stored.name).fetchone() or (0, 0)
-        return Sizes(int(table or 0), int(links) + int(rows) * 4 * stored.table.k)
+        index = int(links) + int(rows) * 4 * stored.table.k
+        return {"table": int(table or 0), "index": index}
 
     def _fetch(self, stored: Stored, ids: Ids, layout: Layout) -> pa.Table:
         names = ", ".join(map(quoted, layout.schema.names))
@@ -218,9 +220,7 @@ class DuckWriter(FileWriter):
         return pa.table(columns, schema=layout.schema)
 
     @contextmanager
-    def _searching(
-        self, stored: Stored, *, exact: bool, effort: Mapping[str, int] | None
-    ) -> Iterator[Find]:
+    def _searching(self, stored: Stored, *, exact: bool, effort: Effort | None) -> Iterator[Find]:
         table, reader = stored.table, stored.handle
         indexed, most, exactly = DISTANCES[table.metric]
         distance, most = (exactly, 0.0) if exact else (indexed, most)

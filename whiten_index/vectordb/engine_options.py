@@ -581,25 +581,16 @@ class PostgresOptions(EngineOptions):
 
     def efforts(self, rows: int) -> Sequence[Effort]:
         """Return settings of the server; ``candidates`` are ranked again by the vectors."""
+        coded = self.code != "column"
         if self.index == "hnsw":
-            coded = self.code != "column"
-            return tuple(
-                {"hnsw.ef_search": ef, **({"candidates": ef} if coded else {})}
-                for ef in (40, 100, 200)
-            )
-        if self.index == "ivfflat":
-            coded = self.code != "column"
-            return tuple(
-                {"ivfflat.probes": n, **({"candidates": 100} if coded else {})}
-                for n in probes(self._many(rows))
-            )
-        if self.index == "vchordrq":
-            return tuple({"vchordrq.probes": n} for n in probes(self._many(rows)))
+            names = ("hnsw.ef_search", "candidates")[: 1 + coded]
+            return tuple(dict.fromkeys(names, ef) for ef in (40, 100, 200))
+        if self.index in ("ivfflat", "vchordrq"):
+            again = {"candidates": 100} if coded else {}
+            return tuple({f"{self.index}.probes": n, **again} for n in probes(self._many(rows)))
         if self.index == "diskann":
-            return tuple(
-                {"diskann.query_search_list_size": n, "diskann.query_rescore": n}
-                for n in (50, 100, 200)
-            )
+            names = ("diskann.query_search_list_size", "diskann.query_rescore")
+            return tuple(dict.fromkeys(names, n) for n in (50, 100, 200))
         return ({},)
 
     def query(self, table: str, made: "PushedTable") -> str:

@@ -26,9 +26,7 @@ class FileWriter(DatabaseWriter):
     begin_writing: ClassVar[str]  # statement
     refusals: ClassVar[tuple[type[Exception], ...]]  # errors that rows cause
 
-    def __init__(
-        self, address: str, name: str, options: EngineOptions, *, make: bool = True
-    ) -> None:
+    def __init__(self, address: str, name: str, options: EngineOptions, *, make: bool) -> None:
         super().__init__()
         # Both engines take names in any case for the same.
         self._name, self.process = name.lower(), os.getpid()

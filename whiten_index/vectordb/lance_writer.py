@@ -18,7 +18,7 @@ later.
 import importlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -34,16 +34,9 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.files import size_of
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError, DatabaseError, first_line
-from whiten_index.vectordb.database_writer import (
-    DatabaseWriter,
-    Find,
-    Hit,
-    Sizes,
-    Stored,
-    taken_over,
-)
-from whiten_index.vectordb.engine_options import LanceOptions
-from whiten_index.vectordb.engine_support import advice, require_engine_folder
+from whiten_index.vectordb.database_writer import DatabaseWriter, Find, Hit, Stored, taken_over
+from whiten_index.vectordb.engine_options import Effort, LanceOptions
+from whiten_index.vectordb.engine_support import advice, literal, require_engine_folder
 from whiten_index.vectordb.pushed_table import (
     METADATA,
     VECTOR,
@@ -75,9 +68,7 @@ class LanceWriter(DatabaseWriter):
     # In one condition: some hundred kilobytes of text to parse.
     ids_at_once = 10_000
 
-    def __init__(
-        self, address: str, name: str, options: LanceOptions, *, make: bool = True
-    ) -> None:
+    def __init__(self, address: str, name: str, options: LanceOptions, *, make: bool) -> None:
         super().__init__()
         self._options, self.process = options, os.getpid()
         folder = _folder_of(address)
@@ -214,12 +205,12 @@ class LanceWriter(DatabaseWriter):
     def _count(self, stored: Stored) -> int:
         return int(stored.handle.count_rows())
 
-    def _sizes(self, stored: Stored) -> Sizes:
+    def _sizes(self, stored: Stored) -> dict[str, int]:
         if self._local is None:
-            return Sizes(int(stored.handle.stats()["total_bytes"]), None)
+            return {"table": int(stored.handle.stats()["total_bytes"])}
         folder = self._local / f"{stored.name}.lance"
         index = size_of(folder / "_indices")
-        return Sizes(size_of(folder) - index, index)
+        return {"table": size_of(folder) - index, "index": index}
 
     def _fetch(self, stored: Stored, ids: Ids, layout: Layout) -> pa.Table:
         found = stored.handle.search().where(with_ids(ids)).limit(None).to_arrow()
@@ -227,9 +218,7 @@ class LanceWriter(DatabaseWriter):
         return with_vectors(found, numbers.reshape(-1, layout.k), layout.schema)
 
     @contextmanager
-    def _searching(
-        self, stored: Stored, *, exact: bool, effort: Mapping[str, int] | None
-    ) -> Iterator[Find]:
+    def _searching(self, stored: Stored, *, exact: bool, effort: Effort | None) -> Iterator[Find]:
         table, distance = stored.handle, _DISTANCES[stored.table.metric]
         usual = self._options.usual_effort
         settings = usual(int(table.count_rows())) if effort is None else effort
@@ -383,8 +372,5 @@ def read_slices(table: Any, rows: int, schema: pa.Schema) -> Iterator[pa.RecordB
 
 def with_ids(ids: Ids) -> str:
     """Return the condition, in SQL, that a row has one of some ids."""
-    return f"{ID} IN ({', '.join(map(_literal, ids))})"
-
-
-def _literal(value: str | int) -> str:
-    return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value)
+    values = (literal(each) if isinstance(each, str) else str(each) for each in ids)
+    return f"{ID} IN ({', '.join(values)})"

@@ -16,16 +16,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 from pymilvus import DataType, MilvusClient, MilvusException
 
 from whiten_index.artifacts.files import is_file, is_folder, size_of, walk_files
 from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.errors import ConfigError, DatabaseError, first_line
-from whiten_index.index.exact import exact_neighbours
+from whiten_index.index.exact import Vectors, exact_neighbours
 from whiten_index.vectordb.alias_writer import AliasWriter
-from whiten_index.vectordb.database_writer import Find, Hit, Sizes, Stored
-from whiten_index.vectordb.engine_options import MilvusOptions
+from whiten_index.vectordb.database_writer import Find, Hit, Stored
+from whiten_index.vectordb.engine_options import Effort, MilvusOptions
 from whiten_index.vectordb.engine_support import EngineAddress, advice, require_engine_folder
 from whiten_index.vectordb.json_rows import table_of, to_objects
 from whiten_index.vectordb.pushed_table import METADATA, VECTOR, Ids, Layout, vectors_of
@@ -54,9 +53,7 @@ for _name in ("pymilvus", "milvus_lite", "grpc"):
 class MilvusWriter(AliasWriter):
     """One alias of Milvus; see ``DatabaseWriter``."""
 
-    def __init__(
-        self, address: str, name: str, options: MilvusOptions, *, make: bool = True
-    ) -> None:
+    def __init__(self, address: str, name: str, options: MilvusOptions, *, make: bool) -> None:
         super().__init__(name)
         self._options = options
         place = EngineAddress.parse(address, MilvusOptions)
@@ -181,12 +178,12 @@ class MilvusWriter(AliasWriter):
         counted = self._milvus.query(stored.name, filter="", output_fields=["count(*)"], **_STRONG)
         return int(counted[0]["count(*)"])
 
-    def _sizes(self, stored: Stored) -> Sizes:
+    def _sizes(self, stored: Stored) -> dict[str, int]:
         if self._folder is None:
-            return Sizes(None, None)
+            return {}
         folder = self._folder / "collections" / stored.name
         index = sum(size_of(path) for path in walk_files(folder) if path.suffix == ".idx")
-        return Sizes(size_of(folder) - index, index)
+        return {"table": size_of(folder) - index, "index": index}
 
     def _fetch(self, stored: Stored, ids: Ids, layout: Layout) -> pa.Table:
         self._load(stored.name)
@@ -194,9 +191,7 @@ class MilvusWriter(AliasWriter):
         return table_of(found, _as_matrix([row[VECTOR] for row in found], layout.k), layout)
 
     @contextmanager
-    def _searching(
-        self, stored: Stored, *, exact: bool, effort: Mapping[str, int] | None
-    ) -> Iterator[Find]:
+    def _searching(self, stored: Stored, *, exact: bool, effort: Effort | None) -> Iterator[Find]:
         self._load(stored.name)
         index_type = self._index_type(stored.name)
         by_index = not exact or index_type in _EXACT_INDEXES
@@ -206,7 +201,7 @@ class MilvusWriter(AliasWriter):
             effort = self._options.usual_effort(stored.table.rows) if ours else {}
         params = {"params": dict(effort)}
 
-        def find(vectors: NDArray[np.float32], top_k: int) -> list[list[Hit]]:
+        def find(vectors: Vectors, top_k: int) -> list[list[Hit]]:
             if not by_index:
                 return self._exactly(stored, vectors, top_k)
             answers = self._milvus.search(
@@ -217,11 +212,11 @@ class MilvusWriter(AliasWriter):
 
         yield find
 
-    def _exactly(self, stored: Stored, vectors: NDArray[np.float32], top_k: int) -> list[list[Hit]]:
+    def _exactly(self, stored: Stored, vectors: Vectors, top_k: int) -> list[list[Hit]]:
         """Search all vectors, which are read: Milvus searches by the index alone."""
         ids = list[Any]()
 
-        def matrices() -> Iterator[NDArray[np.float32]]:
+        def matrices() -> Iterator[Vectors]:
             for page in self._pages(stored):
                 ids.extend(row[ID] for row in page)
                 yield _as_matrix([row[VECTOR] for row in page], stored.table.k)
@@ -308,7 +303,7 @@ def as_objects(rows: pa.RecordBatch, layout: Layout) -> list[dict[str, Any]]:
     return objects
 
 
-def _as_matrix(vectors: Sequence[Any], k: int) -> NDArray[np.float32]:
+def _as_matrix(vectors: Sequence[Any], k: int) -> Vectors:
     """Return vectors (n, k) as the client gives them: lists of numbers, or bytes of halves."""
     plain = [each[0] if len(each) == 1 and isinstance(each[0], bytes) else each for each in vectors]
     if plain and isinstance(plain[0], bytes):

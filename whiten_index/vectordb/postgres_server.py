@@ -4,7 +4,7 @@ import os
 import re
 import time
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -222,14 +222,6 @@ def operator_class_schema(connection: Any, index: str, operators: str) -> str:
             "or give another index or --dtype"
         )
     return str(found[0])
-
-
-def local_backend(process: int) -> int | None:
-    """Return the process of a server if it is on this machine, and not in a container."""
-    with suppress(OSError):
-        if Path(f"/proc/{process}/cmdline").read_bytes().startswith(b"postgres:"):
-            return process
-    return None
 
 
 TABLES, ADDITIONS, CARRY = (

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,12 +28,13 @@ from psycopg import sql
 
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError, DatabaseError
-from whiten_index.vectordb.database_writer import DatabaseWriter, Find, Hit, Sizes, Stored
+from whiten_index.vectordb.database_writer import DatabaseWriter, Find, Hit, Stored
 from whiten_index.vectordb.engine_options import (
     EXTENSIONS,
     MOST_INDEXED,
     OPERATORS,
     VECTOR_TYPES,
+    Effort,
     PostgresOptions,
 )
 from whiten_index.vectordb.postgres_copy import RowFormat
@@ -46,7 +48,6 @@ from whiten_index.vectordb.postgres_server import (
     explain_error,
     find_extension,
     find_schema,
-    local_backend,
     operator_class_schema,
     shown_address,
 )
@@ -72,16 +73,17 @@ class PostgresWriter(DatabaseWriter):
     adds_and_counts = True
     ids_at_once = 10_000
 
-    def __init__(
-        self, address: str, name: str, options: PostgresOptions, *, make: bool = True
-    ) -> None:
+    def __init__(self, address: str, name: str, options: PostgresOptions, *, make: bool) -> None:
         super().__init__()
         self._options, self._name, self._locked = options, name, False
         self._connection, first, self._users_path = connect(address, options, make=make)
         self.target = shown_address(self._connection)
         info = self._connection.info
         if info.host.startswith("/") or info.hostaddr in ("127.0.0.1", "::1"):
-            self.process = local_backend(info.backend_pid)
+            # The server may be in a container, where numbers name other processes.
+            with suppress(OSError):
+                command = Path(f"/proc/{info.backend_pid}/cmdline").read_bytes()
+                self.process = info.backend_pid if command.startswith(b"postgres:") else None
         try:
             with self._reporting("it could not be opened"):
                 self._schema = find_schema(self._connection, options.schema_name or first)
@@ -292,19 +294,17 @@ class PostgresWriter(DatabaseWriter):
         with self._connection.patient():
             return int(self._execute("SELECT count(*) FROM {}", place).fetchone()[0])
 
-    def _sizes(self, stored: Stored) -> Sizes:
+    def _sizes(self, stored: Stored) -> dict[str, int]:
         names = [self._text(stored.name), self._text(f"{stored.name}_vector_idx")]
         found: Any = self._connection.execute(_SIZES, names).fetchone()
-        return Sizes(*map(int, found))
+        return dict(zip(("table", "index"), map(int, found), strict=True))
 
     def _fetch(self, stored: Stored, ids: Ids, layout: Layout) -> pa.Table:
         with self._connection.patient():
             return self._format(layout).fetch(self._connection, self._place(stored.name), ids)
 
     @contextmanager
-    def _searching(
-        self, stored: Stored, *, exact: bool, effort: Mapping[str, int] | None
-    ) -> Iterator[Find]:
+    def _searching(self, stored: Stored, *, exact: bool, effort: Effort | None) -> Iterator[Find]:
         table, chosen, most = stored.table, self._options, OPERATORS[stored.table.metric][2]
         settings = dict[str, Any](chosen.usual_effort(table.rows) if effort is None else effort)
         candidates = [settings.pop("candidates")] if "candidates" in settings else []

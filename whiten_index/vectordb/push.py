@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from whiten_index.corpus.arrow_types import times_as_numbers
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError, DatabaseError, GateError, require_config
-from whiten_index.index.exact import exact_neighbours, rounding
+from whiten_index.index.exact import Rows, Vectors, exact_neighbours, rounding
 from whiten_index.paths import cut
 from whiten_index.progress import Progress, Stages
 from whiten_index.vectordb.database_writer import DatabaseWriter
@@ -104,27 +103,14 @@ def push_index(config: PushConfig, *, progress: Progress | None = None) -> PushR
         return _TablePush(config, PushSource.open(config), writer, stages).run()
 
 
-@dataclass(frozen=True, kw_only=True)
-class PushPlan:
-    """Plan of a push to a database; sizes are in bytes, None where they are not known.
-
-    Of the table and its index, they are what the rows need; pages, logs and old versions of rows
-    come on top.
-    """
-
-    rows: int
-    k: int  # width of the vectors
-    dtype: str  # precision of the vectors
-    code_bytes: int  # of a vector, in the form that searches read first
-    table_bytes: int
-    index_bytes: int | None
-    build_memory_bytes: int | None  # of building the index
-    settings: Mapping[str, str]  # options that the push should be given
-    query: str  # SQL or call of the client that searches the table
-
-
-def plan_push(config: PushConfig) -> PushPlan:
+def plan_push(config: PushConfig) -> dict[str, Any]:
     """Plan the push of all rows to a database, which is not asked; its client need not be there.
+
+    Returns:
+        JSON values. Bytes of table and index are what the rows need, None where not known; pages,
+        logs and old versions of rows come on top. ``code_bytes`` are of a vector in the form that
+        searches read first, ``settings`` the options that the push should be given, ``query`` the
+        SQL or the call of the client that searches the table.
 
     Raises:
         ConfigError: an option or the address cannot be used, or rows go to a file.
@@ -132,7 +118,7 @@ def plan_push(config: PushConfig) -> PushPlan:
 
     Examples:
         >>> config = PushConfig(index="index", to="postgresql://db/news", table="docs")
-        >>> plan_push(config).index_bytes
+        >>> plan_push(config)["index_bytes"]
         57344
     """
     require_config(config, PushConfig)
@@ -141,17 +127,17 @@ def plan_push(config: PushConfig) -> PushPlan:
     options, source = require_database(config.to, config.options), PushSource.open(config)
     made, of_vectors = source.pushed(), (source.whitening.k, source.layout.dtype)
     rows, columns = len(source), source.documents.nbytes
-    return PushPlan(
-        rows=rows,
-        k=made.k,
-        dtype=made.dtype,
-        code_bytes=options.code_bytes(rows, *of_vectors),
-        table_bytes=rows * made.k * number_bytes(made.dtype) + columns,
-        index_bytes=options.index_bytes(rows, *of_vectors),
-        build_memory_bytes=options.build_bytes(rows, *of_vectors),
-        settings=options.settings_for(rows, *of_vectors),
-        query=options.query(str(config.table), made),
-    )
+    return {
+        "rows": rows,
+        "k": made.k,
+        "dtype": made.dtype,
+        "code_bytes": options.code_bytes(rows, *of_vectors),
+        "table_bytes": rows * made.k * number_bytes(made.dtype) + columns,
+        "index_bytes": options.index_bytes(rows, *of_vectors),
+        "build_memory_bytes": options.build_bytes(rows, *of_vectors),
+        "settings": options.settings_for(rows, *of_vectors),
+        "query": options.query(str(config.table), made),
+    }
 
 
 def pushed_version(
@@ -306,7 +292,7 @@ class _TablePush:
             "changes", why, pushed=len(delta.rows), deleted=delta.deleted, check=check
         )
 
-    def _checked(self, *, pending: bool, among: NDArray[np.int64] | None = None) -> dict[str, Any]:
+    def _checked(self, *, pending: bool, among: Rows | None = None) -> dict[str, Any]:
         """Compare the rows in the database with those sent; drop a pending table that differs."""
         with self.stages.stage("check", self.config.check):
             found, faults = check_rows(
@@ -398,7 +384,7 @@ def check_rows(
     config: PushConfig,
     *,
     pending: bool,
-    among: NDArray[np.int64] | None = None,
+    among: Rows | None = None,
 ) -> tuple[dict[str, Any], list[str]]:
     """Compare a sample of rows, and search a pending table against brute force.
 
@@ -408,7 +394,7 @@ def check_rows(
     faults = []
     if found["rows"] != len(source):
         faults.append(f"it counts {found['rows']:,} rows and should have {len(source):,}")
-    total: NDArray[np.int64] | int = len(source) if among is None else among
+    total: Rows | int = len(source) if among is None else among
     size = min(config.check, len(source) if among is None else len(among))
     rng = np.random.default_rng(0)
     rows = np.sort(rng.choice(total, size, replace=False)) if size else np.empty(0, np.int64)
@@ -479,13 +465,11 @@ def _keys(rows: pa.Table, layout: Layout) -> Iterator[Any]:
     return iter(columns[0]) if len(columns) == 1 else zip(*columns, strict=True)
 
 
-def _searched(
-    source: PushSource, writer: DatabaseWriter, queries: NDArray[np.float32]
-) -> dict[str, Any]:
+def _searched(source: PushSource, writer: DatabaseWriter, queries: Vectors) -> dict[str, Any]:
     """Compare exact and approximate search with brute force over all vectors."""
     zeros = 0
 
-    def vectors() -> Iterator[NDArray[np.float32]]:
+    def vectors() -> Iterator[Vectors]:
         nonlocal zeros
         for block in source.vectors():
             live = block.any(axis=1)

@@ -11,7 +11,7 @@ import re
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +28,7 @@ from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.errors import ConfigError, DatabaseError, first_line
 from whiten_index.vectordb.alias_writer import AliasWriter
 from whiten_index.vectordb.database_writer import Find, Hit, Stored
-from whiten_index.vectordb.engine_options import QdrantOptions
+from whiten_index.vectordb.engine_options import Effort, QdrantOptions
 from whiten_index.vectordb.engine_support import EngineAddress, advice, require_engine_folder
 from whiten_index.vectordb.json_rows import table_of, to_objects
 from whiten_index.vectordb.pushed_table import METADATA, Ids, Layout, vectors_of
@@ -71,9 +71,7 @@ persistence.pickle = SimpleNamespace(
 class QdrantWriter(AliasWriter):
     """One alias of Qdrant; see ``DatabaseWriter``."""
 
-    def __init__(
-        self, address: str, name: str, options: QdrantOptions, *, make: bool = True
-    ) -> None:
+    def __init__(self, address: str, name: str, options: QdrantOptions, *, make: bool) -> None:
         super().__init__(name)
         self._options = options
         place = EngineAddress.parse(address, QdrantOptions)
@@ -292,9 +290,7 @@ class QdrantWriter(AliasWriter):
                 return
 
     @contextmanager
-    def _searching(
-        self, stored: Stored, *, exact: bool, effort: Mapping[str, int] | None
-    ) -> Iterator[Find]:
+    def _searching(self, stored: Stored, *, exact: bool, effort: Effort | None) -> Iterator[Find]:
         again = models.QuantizationSearchParams(ignore=exact, rescore=True, oversampling=2.0)
         usual = self._options.usual_effort(stored.table.rows)
         settings = {} if exact else usual if effort is None else effort

@@ -14,7 +14,7 @@ among the descriptions says so meanwhile, for the push after one that is killed.
 import json
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError
-from whiten_index.vectordb.database_writer import Find, Hit, Sizes, Stored
+from whiten_index.vectordb.database_writer import Find, Hit, Stored
+from whiten_index.vectordb.engine_options import Effort
 from whiten_index.vectordb.engine_support import quoted
 from whiten_index.vectordb.file_options import SqliteOptions
 from whiten_index.vectordb.file_writer import FileWriter
@@ -66,9 +67,7 @@ class SqliteWriter(FileWriter):
     begin_writing = "BEGIN IMMEDIATE"
     refusals = (apsw.ConstraintError, apsw.TooBigError, apsw.MismatchError)
 
-    def __init__(
-        self, address: str, name: str, options: SqliteOptions, *, make: bool = True
-    ) -> None:
+    def __init__(self, address: str, name: str, options: SqliteOptions, *, make: bool) -> None:
         # Whether the file has the table of descriptions.
         self._options, self._describes = options, False
         self.engine = f"SQLite {apsw.sqlite_lib_version()}, sqlite-vec {sqlite_vec.__version__}"
@@ -251,8 +250,9 @@ class SqliteWriter(FileWriter):
     def _insert(self, stored: Stored, rows: pa.RecordBatch, layout: Layout) -> None:
         vectors = vectors_of(rows).astype("<f4", copy=False)
         first = self._run(f"SELECT coalesce(max(rowid), 0) + 1 FROM {stored.name}_rows").get
-        columns = [_as_sql(rows, name) for name in layout.schema.names if name != VECTOR]
-        names = ["rowid", *(quoted(name) for name in layout.schema.names if name != VECTOR)]
+        own = [name for name in layout.schema.names if name != VECTOR]
+        columns = [map(_to_sql, json_values(rows, name)) for name in own]
+        names = ["rowid", *map(quoted, own)]
         slots = ", ".join("?" * len(names))
         numbered = zip(range(first, first + len(rows)), *columns, strict=True)
         self._database.executemany(
@@ -268,9 +268,9 @@ class SqliteWriter(FileWriter):
     def _count(self, stored: Stored) -> int:
         return int(self._run(f"SELECT count(*) FROM {stored.name}_rows").get)
 
-    def _sizes(self, stored: Stored) -> Sizes:
+    def _sizes(self, stored: Stored) -> dict[str, int]:
         sizes = dict(self._run(_SIZES, len(stored.name), stored.name).fetchall())
-        return Sizes(int(sizes.get(0, 0)), int(sizes.get(1, 0)))
+        return {"table": int(sizes.get(0, 0)), "index": int(sizes.get(1, 0))}
 
     def _fetch(self, stored: Stored, ids: Ids, layout: Layout) -> pa.Table:
         fields = [each for each in layout.schema if each.name != VECTOR]
@@ -289,9 +289,7 @@ class SqliteWriter(FileWriter):
         return table_of(objects, vectors, layout)
 
     @contextmanager
-    def _searching(
-        self, stored: Stored, *, exact: bool, effort: Mapping[str, int] | None
-    ) -> Iterator[Find]:
+    def _searching(self, stored: Stored, *, exact: bool, effort: Effort | None) -> Iterator[Find]:
         options = SqliteOptions(code="bit" if stored.handle and not exact else "float32")
         settings = options.usual_effort(stored.table.rows) if effort is None else effort
         order = options.search_sql(stored.name)
@@ -359,13 +357,6 @@ def insert_vectors(name: str, row: str, vector: str, *, coded: bool) -> str:
     """Return the statement that adds a vector, with its bits if ``coded``, in SQL."""
     columns, bits = (", code", f", vec_quantize_binary({vector})") if coded else ("", "")
     return f"INSERT INTO {name}_vector (rowid, vector{columns}) SELECT {row}, {vector}{bits}"
-
-
-def _as_sql(rows: pa.RecordBatch, name: str) -> Iterable[Any]:
-    """Return the values of a column as SQLite takes them; texts need no look."""
-    kind, values = rows.schema.field(name).type, json_values(rows, name)
-    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    return values if is_text else map(_to_sql, values)
 
 
 def _to_sql(value: Any) -> Any:
