@@ -86,8 +86,7 @@ class BucketStorage(Storage):
         """Take the URI, without a request to the server."""
         self._bucket = Bucket(uri)
         self.uri = self._bucket.uri
-        self.folder = _cache_folder(self.uri)
-        _make_cache(self.folder)
+        self.folder = _made_cache(self.uri)
         COPIES[str(self.folder)] = self.uri
         # By the first part of the path. Listed on first need, then kept up to date.
         self._known: dict[str, dict[str, Stat]] = {}
@@ -164,7 +163,9 @@ class BucketStorage(Storage):
         key = self._key(path)
         if not exists(path):
             self.fetch(path, names=())
-        elif self._is_known(key) and self._differs(key, path):
+        elif self._is_known(key) and _content(path / _NOTE) != self._note(
+            key, _content(path / MANIFEST) or b""
+        ):
             # Once is enough: it may be gigabytes.
             self._again.add(key)
             if not self._get_artifact(key, path, replace=True):
@@ -381,9 +382,6 @@ class BucketStorage(Storage):
         known = self._listed(key)
         return json.dumps({each: known[each][:2] for each in keys if each in known}).encode()
 
-    def _differs(self, key: str, path: Path) -> bool:
-        return _content(path / _NOTE) != self._note(key, _content(path / MANIFEST) or b"")
-
     def _get_artifact(self, key: str, path: Path, *, replace: bool = False) -> bool:
         """Begin a copy of an artifact, its manifest; return whether the bucket has all of it.
 
@@ -402,7 +400,10 @@ class BucketStorage(Storage):
                 return False
             (temporary / _NOTE).write_bytes(self._note(key, data))
             if replace:
-                if not _is_sound(temporary, names):
+                try:
+                    files = {"files": _described(data) or {}}
+                    check_files(temporary, files, content=True, names=names)
+                except ArtifactError:
                     return False
                 self._remove_copy(path)
             rename_unless_taken(temporary, path)
@@ -476,17 +477,14 @@ def required_place(given: Place) -> Place:
     return require_path(found) if isinstance(found, Path) else plain_uri(found)
 
 
-def _cache_folder(uri: str) -> Path:
+def _made_cache(uri: str) -> Path:
+    """Make a cache that only its owner can read, and remove what killed downloads left."""
     named = os.environ.get("WHITEN_INDEX_CACHE")
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     root = Path(named) if named else Path(cache) / "whiten-index"
     identity = fingerprint({"uri": uri, "endpoint": endpoint() if uri.startswith("s3:") else ""})
-    return root.absolute() / "objects" / identity
-
-
-def _make_cache(folder: Path) -> None:
-    """Make a cache that only its owner can read, and remove what killed downloads left."""
-    every = folder.parent
+    every = root.absolute() / "objects"
+    folder = every / identity
     with writing(folder):
         made = not exists(every.parent)
         make_folder(every)
@@ -499,6 +497,7 @@ def _make_cache(folder: Path) -> None:
             each.chmod(0o700)
         make_folder(folder / _DOWNLOADS)
         remove_killed(folder / _DOWNLOADS)
+    return folder
 
 
 def at_once(do: Callable[[A], B], each: Iterable[A]) -> list[B]:
@@ -535,13 +534,3 @@ def _described(data: bytes, *, exact: bool = False) -> Files | None:
         return None
     inside = not any("/" in name or name in (MANIFEST, _NOTE) for name in files)
     return files if sound and inside else None
-
-
-def _is_sound(folder: Path, names: Iterable[str]) -> bool:
-    """Return whether some files of an artifact and its manifest match their checksums."""
-    files = _described(_content(folder / MANIFEST) or b"", exact=True)
-    try:
-        check_files(folder, {"files": files or {}}, content=True, names=names)
-    except ArtifactError:
-        return False
-    return files is not None
