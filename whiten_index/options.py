@@ -150,6 +150,17 @@ def options_of(made: type) -> tuple[Option, ...]:
     return tuple(found)
 
 
+def changed(given: Any, *, without: Collection[str] = (), only: Collection[str] = ()) -> list[str]:
+    """Return the flags of the options of a schema's instance that are not at their defaults."""
+    return [
+        each.flag
+        for each in options_of(given.__class__)
+        if each.name not in without
+        and (not only or each.name in only)
+        and getattr(given, each.name) != each.default
+    ]
+
+
 def job_keys(made: type) -> dict[str, str]:
     """Return key of a job file -> field of a schema: the field's name, or its flag's."""
     keys = {each.name: each.name for each in fields(made)}

@@ -1,6 +1,6 @@
 """Configuration of evaluations: the embeddings, the transforms, their fit, the sets to search."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from whiten_index.measure.measure_options import (
     EvalOptions,
     RetrievalOptions,
 )
-from whiten_index.options import options_of, schema
+from whiten_index.options import changed, schema
 from whiten_index.paths import as_place, shown
 from whiten_index.versions.published import Version, read_published
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
@@ -88,17 +88,6 @@ class EvalConfig(EvalOptions):
         )
         transforms = _transforms(options)
         return cls(**{**own, "encoder": EncoderConfig(**encoder), "transforms": transforms})
-
-
-def changed(given: Any, *, without: Collection[str] = (), only: Collection[str] = ()) -> list[str]:
-    """Return the flags of the options of a schema's instance that are not at their defaults."""
-    return [
-        each.flag
-        for each in options_of(given.__class__)
-        if each.name not in without
-        and (not only or each.name in only)
-        and getattr(given, each.name) != each.default
-    ]
 
 
 def _transforms(options: Mapping[str, Any]) -> tuple[WhiteningConfig, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 from whiten_index.errors import ConfigError, WhiteningError
 from whiten_index.index.factory import inner_index
 from whiten_index.measure.measure_options import SweepOptions
-from whiten_index.options import options_of, schema
+from whiten_index.options import changed, schema
 from whiten_index.paths import as_place, is_uri
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.build_options import EncodeOptions, JudgementOptions
@@ -105,12 +105,8 @@ class SweepConfig(SweepOptions, EncodeOptions):
     def _require_databases(self) -> None:
         for address in self.databases:
             require_database(address, {})
-        defaults = {each.name: each for each in options_of(SweepOptions)}
-        for name in _OF_FAISS_ALONE:
-            if getattr(self, name) != defaults[name].default:
-                raise ConfigError(
-                    f"{defaults[name].flag} is of indexes of FAISS; leave it out, or leave out --in"
-                )
+        for flag in changed(self, only=_OF_FAISS_ALONE):
+            raise ConfigError(f"{flag} is of indexes of FAISS; leave it out, or leave out --in")
 
     def _require_lists(self) -> None:
         for name, flag in _LISTS.items():

@@ -24,6 +24,7 @@ from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError, CorpusError, named, require_config
 from whiten_index.evaluation.judgements import JudgedQueries, read_judged
 from whiten_index.evaluation.metrics import require_evaluator
+from whiten_index.index.exact import Rows, Vectors
 from whiten_index.index.gpu import gpu_name, require_device
 from whiten_index.index.library import describe_faiss, set_threads
 from whiten_index.measure.database_sweep import DatabaseSweep
@@ -169,30 +170,24 @@ def _measured(
         settings, _ = inside.settings(**shape)
         wanted = {point.key for each in settings for point in each.points(dataset.rows)}
         release = inside.engine_release()
-        run = _started(results, _header(config, dataset, (address, release)), stages)
+        run = results.start(_header(config, dataset, (address, release)))
         records = inside.measure(dataset, set(run.by_key), stages)
         take(run, records, wanted)
     if not config.databases:
         points, lacking = grid(config, **shape)
-        run = _started(results, _header(config, dataset), stages)
+        first = _header(config, dataset)
+        if others := len(results.runs.keys() - {first["run"]}):
+            stages.watcher.note(
+                f"note: {RESULTS} holds {others} other {'runs' if others > 1 else 'run'}, of other "
+                "data, settings, releases or machines; their lines stay and are not mixed with "
+                "this one's"
+            )
+        run = results.start(first)
         done = set(run.by_key)
         skipped = [skipped_record(point, why) for point, why in lacking.items()]
         records = measure_points(config, dataset, points, done, work, stages)
         take(run, chain(skipped, records), {point.key for point in points})
     return report
-
-
-def _started(results: Results, first: Record, stages: Stages) -> Sweep:
-    """Return the run of a first line, and note that the file has others."""
-    others = len(results.runs.keys() - {first["run"]})
-    # A sweep inside databases has a run of each.
-    if others and "database" not in first:
-        stages.watcher.note(
-            f"note: {RESULTS} holds {others} other {'runs' if others > 1 else 'run'}, of other "
-            "data, settings, releases or machines; their lines stay and are not mixed with this "
-            "one's"
-        )
-    return results.start(first)
 
 
 def read_queries(config: SweepConfig) -> JudgedQueries | None:
@@ -252,9 +247,7 @@ def prepare_dataset(
     return Dataset(encoded, rows, moments, spectrum, queries, subset, judged, documents, facts)
 
 
-def _held_out(
-    config: SweepConfig, rows: int, stages: Stages
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _held_out(config: SweepConfig, rows: int, stages: Stages) -> tuple[Rows, Rows]:
     """Return the row numbers held out as queries, and the others, both in rising order."""
     count = min(config.sample, rows // 5)
     if count < config.sample:
@@ -266,9 +259,7 @@ def _held_out(
     return np.sort(held), np.setdiff1d(np.arange(rows), held)
 
 
-def _encode_queries(
-    encoded: EncodeReport, judged: JudgedQueries, stages: Stages
-) -> NDArray[np.float32]:
+def _encode_queries(encoded: EncodeReport, judged: JudgedQueries, stages: Stages) -> Vectors:
     """Return the raw embeddings (q, d) of queries, from the store if it has them."""
 
     def encode(texts: Sequence[str]) -> NDArray[np.floating]:

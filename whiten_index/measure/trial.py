@@ -17,7 +17,14 @@ from whiten_index.errors import ConfigError, WhiteningError
 from whiten_index.evaluation.judgements import JudgedQueries
 from whiten_index.evaluation.metrics import evaluate_each, mean_interval
 from whiten_index.index.choice import choose_factory
-from whiten_index.index.exact import Rows, Scores, exact_neighbours, flat_vectors, use_large_pages
+from whiten_index.index.exact import (
+    Rows,
+    Scores,
+    Vectors,
+    exact_neighbours,
+    flat_vectors,
+    use_large_pages,
+)
 from whiten_index.index.factory import inner_index, inner_of, peer_index
 from whiten_index.index.faiss_build import build_faiss_index
 from whiten_index.index.gpu import DeviceIndex, runs_on_gpu
@@ -72,8 +79,8 @@ class Dataset:
     embeddings: CorpusEmbeddings
     moments: Moments
     spectrum: Spectrum
-    queries: NDArray[np.float32]
-    subset: NDArray[np.int64] | None
+    queries: Vectors
+    subset: Rows | None
     judged: JudgedQueries | None
     documents: NDArray[np.object_] | None
     facts: dict[str, Any]
@@ -94,7 +101,7 @@ class Dataset:
         return cast(Similarity, self.facts["similarity"])
 
     @cached_property
-    def document_numbers(self) -> NDArray[np.int64]:
+    def document_numbers(self) -> Rows:
         """Number of the document of each row, the same for its passages."""
         known = dict[str, int]()
         names = () if self.documents is None else self.documents
@@ -106,10 +113,10 @@ class Space:
     """Vectors of the corpus under one transform."""
 
     whitening: Whitening
-    truth: NDArray[np.int64]
+    truth: Rows
     pieces: float | None = None  # score by pieces of the texts, where ``auto`` has them cut
 
-    def vectors(self, raw: NDArray[np.floating]) -> NDArray[np.float32]:
+    def vectors(self, raw: NDArray[np.floating]) -> Vectors:
         """Return the vectors (n, k) of raw embeddings (n, d)."""
         return self.whitening.vectors(raw).astype(np.float32)
 
@@ -120,7 +127,7 @@ def open_space(config: SweepConfig, dataset: Dataset, point: Point, stages: Stag
     whitening = Whitening.fit(dataset.moments, wanted)
     with stages.stage("exact neighbours", dataset.rows) as watcher:
 
-        def vectors(raw: NDArray[np.floating]) -> NDArray[np.float32]:
+        def vectors(raw: NDArray[np.floating]) -> Vectors:
             watcher.advance(len(raw))
             return whitening.vectors(raw).astype(np.float32)
 
@@ -228,7 +235,7 @@ class Trial:
 
     config: SweepConfig
     dataset: Dataset
-    raw_truth: NDArray[np.int64]
+    raw_truth: Rows
     folder: Path
 
     def time(self, group: Sequence[Made], reference: Made | None) -> None:
@@ -282,8 +289,9 @@ class Trial:
             folder.mkdir()
         stages, by_faiss = Stages(Progress()), point.family == FAISS
         parameters, device = dict[str, int](), "cpu"
+        truth = space.truth
         if by_faiss:
-            size = self._fill_peer(factory, folder, stages)
+            size, truth = self._fill_peer(factory, folder, stages)
         else:
             plan = choose_factory(
                 factory,
@@ -320,14 +328,17 @@ class Trial:
         }  # fmt: skip
         this = Made(point, space, folder, record)
         found, this.ndcg = judge(
-            dataset, self.search_of(this), truth=self._truth(this), raw_truth=self.raw_truth,
+            dataset, self.search_of(this), truth=truth, raw_truth=self.raw_truth,
             reference=None if reference is None else reference.ndcg,
         )  # fmt: skip
         record.update(found)
         return this
 
-    def _fill_peer(self, factory: str, folder: Path, stages: Stages) -> IndexBytes:
-        """Make an index with FAISS's own transforms of raw rows."""
+    def _fill_peer(self, factory: str, folder: Path, stages: Stages) -> tuple[IndexBytes, Rows]:
+        """Make an index with FAISS's own transforms of raw rows.
+
+        Return its size, and the exact neighbours (q, 10) among the vectors that it holds.
+        """
         dataset = self.dataset
         index = peer_index(factory, dataset.dim)
         rng = np.random.default_rng(self.config.build.seed)
@@ -339,16 +350,9 @@ class Trial:
             for block in dataset.embeddings.blocks():
                 index.add(np.ascontiguousarray(block, dtype=np.float32))
         write_index(index, folder / INDEX)
-        return measured_bytes(index)
-
-    def _truth(self, made: Made) -> Rows:
-        """Return the exact neighbours (q, 10) among the vectors that an index holds."""
-        if made.point.family != FAISS:
-            return made.space.truth
-        index = load_faiss().read_index(str(made.folder / INDEX))
         vectors = Transforms(index)
-        blocks = (vectors(block.astype(np.float32)) for block in self.dataset.embeddings.blocks())
-        return exact_neighbours(blocks, vectors(self.dataset.queries), TOP_K)[1]
+        blocks = (vectors(block.astype(np.float32)) for block in dataset.embeddings.blocks())
+        return measured_bytes(index), exact_neighbours(blocks, vectors(dataset.queries), TOP_K)[1]
 
     def search_of(self, made: Made) -> Search:
         """Return the search of a point: as of an index, or for FAISS's own transforms by FAISS."""
