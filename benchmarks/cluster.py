@@ -32,8 +32,8 @@ from benchmarks.results_file import data_folder, write
 from whiten_index import BuildConfig, build_index
 from whiten_index.index.factory import inner_of
 from whiten_index.index.library import load_faiss
-from whiten_index.pipeline.build import BuildReport
 from whiten_index.pipeline.encode import encode_corpus
+from whiten_index.pipeline.publish import BuildReport
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.whitening.moments import Moments
 

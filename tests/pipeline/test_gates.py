@@ -19,7 +19,9 @@ from whiten_index.index.factory import inner_of
 from whiten_index.index.library import INDEX, load_faiss
 from whiten_index.index.ondisk_ivf import IVF_DATA
 from whiten_index.pipeline.canary_file import CanaryFile
+from whiten_index.pipeline.encode import EncodeReport
 from whiten_index.pipeline.gates import run_gates
+from whiten_index.pipeline.shard_encoding import Counts
 from whiten_index.pipeline.update_config import GateConfig
 from whiten_index.progress import Progress, Stages
 from whiten_index.store.embedding_store import EmbeddingStore
@@ -53,9 +55,8 @@ class Version:
         candidate = open_unsealed(self.folder, self.fields)
         if "whitening" in options:
             candidate = replace(candidate, whitening=options.pop("whitening"))
-        stages = Stages(Progress())
-        options = {"config": config or GateConfig(), "stages": stages, **options}
-        found = run_gates(candidate, self.store, self.record, **options)
+        encoded = EncodeReport(self.store, self.record, Counts(), Stages(Progress()))
+        found = run_gates(candidate, encoded, config=config or GateConfig(), **options)
         assert [gate.name for gate in found] == ["counts", "codes", "canaries", "size"]
         json.dumps([gate.to_json() for gate in found], allow_nan=False)
         assert all(gate.passed == (not gate.why) for gate in found)

@@ -38,9 +38,9 @@ from whiten_index.serving.serve_options import ServeOptions
 
 if TYPE_CHECKING:
     from whiten_index.evaluation.trec_run import Ranking
-    from whiten_index.pipeline.build import BuildReport
     from whiten_index.pipeline.build_config import BuildConfig
     from whiten_index.pipeline.migrate import MigrateReport
+    from whiten_index.pipeline.publish import BuildReport
     from whiten_index.pipeline.update import UpdateReport
     from whiten_index.search.search_index import Hit, SearchIndex
 

@@ -14,7 +14,7 @@ from whiten_index.pipeline.executor_session import executor_session, with_absolu
 from whiten_index.pipeline.fit import fit_whitening
 from whiten_index.pipeline.labels import read_labels
 from whiten_index.pipeline.publish import (
-    VersionReport,
+    BuildReport,
     VersionSpec,
     register,
     version_folder,
@@ -34,10 +34,6 @@ from whiten_index.versions.published import (
 )
 
 _MAX_SHRINK, _LEAST_GUARDED = 0.2, 100  # a smaller index is soon built again
-
-
-class BuildReport(VersionReport):
-    """Result of a build; ``up_to_date`` if the version was there, made of the same inputs."""
 
 
 def build_index(

@@ -1,7 +1,6 @@
 """File of canary queries, which a new version must answer before it is published."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -64,10 +63,6 @@ class CanaryFile:
         parse = partial(raw_embedding, dim=dim)
         embeddings = np.array([table.parse(_EMBEDDING, row, parse) for row in rows], np.float32)
         return cls(None, embeddings, expected)
-
-    def embedded(self, encode: Callable[[Sequence[str]], NDArray[np.floating]]) -> "CanaryFile":
-        """Return the same queries with their raw embeddings."""
-        return self if self.texts is None else replace(self, embeddings=encode(self.texts))
 
     def query_name(self, place: int) -> str:
         """Return the name of a query in messages."""

@@ -42,9 +42,7 @@ def check_early(config: BuildConfig, corpus: ParquetCorpus) -> None:
         config.index_plan(rows=corpus.rows, dim=dim, k=width)
 
 
-def possible_widths(
-    config: BuildConfig, dim: int, *, rows: int | None = None
-) -> tuple[int, ...] | None:
+def possible_widths(config: BuildConfig, dim: int, *, rows: int | None) -> tuple[int, ...] | None:
     """Return the round widths over which the index can be built, None if all of them will do.
 
     The memory budget only counts if the number of rows is known.

@@ -124,11 +124,8 @@ def encode_corpus(config: BuildConfig, *, progress: Progress | None = None) -> E
         return report
 
 
-def encode_or_open(
-    config: BuildConfig, stages: Stages, executor: Executor | None = None
-) -> EncodeReport:
+def encode_or_open(config: BuildConfig, stages: Stages, executor: Executor) -> EncodeReport:
     """Return the store filled with the corpus, or as it is if no corpus is named."""
-    executor = executor or SerialExecutor()
     if not config.corpus:
         return _open_store(config, stages, executor)
     corpus = open_corpus(config, stages)

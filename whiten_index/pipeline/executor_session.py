@@ -31,23 +31,18 @@ def executor_session(config: BuildConfig, stages: Stages) -> Iterator[Executor]:
     """
     places = (config.store_place, config.out)
     marked_place = next((place for place in places if place is not None and is_uri(place)), None)
-    with marked(marked_place, WRITER), _executor(config, stages) as executor:
-        yield executor
-
-
-@contextlib.contextmanager
-def _executor(config: BuildConfig, stages: Stages) -> Iterator[Executor]:
-    if config.runner != "ray":
-        yield SerialExecutor()
-        return
-    gpu = None if config.device == "auto" else config.device != "cpu"
-    gpu = False if config.embedding_column is not None else gpu
-    address, workers, note = config.address, config.workers, stages.watcher.note
-    with (
-        _shared_folders(config) as check,
-        cluster(address, workers=workers, gpu=gpu, check=check, note=note) as executor,
-    ):
-        yield executor
+    with marked(marked_place, WRITER):
+        if config.runner != "ray":
+            yield SerialExecutor()
+            return
+        gpu = None if config.device == "auto" else config.device != "cpu"
+        gpu = False if config.embedding_column is not None else gpu
+        address, workers, note = config.address, config.workers, stages.watcher.note
+        with (
+            _shared_folders(config) as check,
+            cluster(address, workers=workers, gpu=gpu, check=check, note=note) as executor,
+        ):
+            yield executor
 
 
 def with_absolute_paths(config: BuildConfig) -> BuildConfig:

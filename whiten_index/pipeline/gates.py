@@ -15,21 +15,16 @@ from whiten_index.artifacts.files import walk_files
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import CorpusError, GateError, StorageError, WhitenIndexError
 from whiten_index.index.codes import examine
-from whiten_index.index.exact import exact_neighbours, recall, rounding
+from whiten_index.index.exact import Rows, Vectors, exact_neighbours, recall, rounding
 from whiten_index.index.factory import inner_of, is_exact, is_graph
 from whiten_index.index.transforms import is_lossy
 from whiten_index.index.tuning import others_of
 from whiten_index.pipeline.canary_file import CanaryFile
+from whiten_index.pipeline.encode import EncodeReport
 from whiten_index.pipeline.update_config import GateConfig
-from whiten_index.progress import Stages
 from whiten_index.search.rerank import Reranker
-from whiten_index.store.embedding_store import EmbeddingStore
-from whiten_index.store.records import CorpusRecord
 from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.versions.bundle import Bundle
-
-Vectors = NDArray[np.float32]
-Rows = NDArray[np.int64]
 
 _TOP_K = 10
 # How far below what the index was set to the canaries' recall may be. Of fewer canaries than are
@@ -71,11 +66,9 @@ class Gate:
 
 def run_gates(
     candidate: Bundle,
-    store: EmbeddingStore,
-    record: CorpusRecord,
+    encoded: EncodeReport,
     *,
     config: GateConfig,
-    stages: Stages,
     base_rows: int | None = None,
     expected_rows: int | None = None,
     canaries: CanaryFile | None = None,
@@ -86,12 +79,12 @@ def run_gates(
     Every row of the index is read, and every row of the store projected. ``base_rows`` are those of
     the version before, ``expected_rows`` what its changes make of them. ``canaries`` are embedded.
     """
-    counts = _check_counts(candidate, store, record, expected_rows)
-    with stages.stage("check codes", len(candidate)) as watcher:
+    counts, rows = _check_counts(candidate, encoded, expected_rows), encoded.record.rows
+    with encoded.stages.stage("check codes", len(candidate)) as watcher:
         codes = _check_codes(candidate)
         watcher.advance(len(candidate))
-    if len(candidate) == len(candidate.documents) == record.rows and codes.passed:
-        tried = _Trial(candidate, store, record, config, stages).gate(canaries, seed)
+    if len(candidate) == len(candidate.documents) == rows and codes.passed:
+        tried = _Trial(candidate, encoded, config).gate(canaries, seed)
     else:
         # Rows that are not those of the store cannot be compared with it.
         why = "they were not tried, since rows or codes are not as they should be"
@@ -133,13 +126,11 @@ def size_faults(config: GateConfig, *, rows: int, size: int, base_rows: int | No
     return faults
 
 
-def _check_counts(
-    candidate: Bundle, store: EmbeddingStore, record: CorpusRecord, expected: int | None
-) -> Gate:
+def _check_counts(candidate: Bundle, encoded: EncodeReport, expected: int | None) -> Gate:
     """Check that all rows read are accounted for, and that rows of the index have their own ids."""
     counts = candidate.manifest["counts"]
     skipped = sum(counts["skipped"].values())
-    rows, indexed, documents = record.rows, len(candidate), len(candidate.documents)
+    rows, indexed, documents = encoded.record.rows, len(candidate), len(candidate.documents)
     found = {
         **{name: counts[name] for name in ("read", "encoded", "reused")},
         "skipped": skipped,
@@ -166,17 +157,17 @@ def _check_counts(
         }
     )
     if documents == rows:
-        found["wrong_ids"] = wrong = _wrong_ids(candidate, store, record)
+        found["wrong_ids"] = wrong = _wrong_ids(candidate, encoded)
         gate.blame({f"{wrong} rows have the id of another document": wrong})
     return gate
 
 
-def _wrong_ids(candidate: Bundle, store: EmbeddingStore, record: CorpusRecord) -> int:
+def _wrong_ids(candidate: Bundle, encoded: EncodeReport) -> int:
     wrong = start = 0
-    for part in record.parts:
+    for part in encoded.record.parts:
         if part.rows:
             ours = candidate.documents.id_column(start, start + part.rows)
-            theirs = store.documents(part)[ID]
+            theirs = encoded.store.documents(part)[ID]
             if not ours.equals(theirs):
                 same = pc.equal(ours.cast(pa.large_string()), theirs.cast(pa.large_string()))
                 wrong += part.rows - int(pc.sum(same).as_py() or 0)
@@ -213,16 +204,14 @@ class _Trial:
     """Search of a version by sampled rows and canary queries, against exact search."""
 
     candidate: Bundle
-    store: EmbeddingStore
-    record: CorpusRecord
+    encoded: EncodeReport
     config: GateConfig
-    stages: Stages
 
     def gate(self, canaries: CanaryFile | None, seed: int) -> Gate:
         """Return the gate of sampled rows and of queries with known answers."""
         # Every row counts that is as near as the tenth (as in ANN-Benchmarks, Aumüller,
         # Bernhardsson and Faithfull 2020).
-        total, rng = self.record.rows, np.random.default_rng(seed)
+        total, rng = self.encoded.record.rows, np.random.default_rng(seed)
         rows = np.sort(rng.choice(total, min(self.config.canaries, total), replace=False))
         least = self._least_recall(len(rows))
         bound = {"recall": least, "self_found": _least_self(inner_of(self.candidate.index), least)}
@@ -241,25 +230,28 @@ class _Trial:
 
     def _search(self, gate: Gate, rows: Rows, canaries: CanaryFile | None) -> None:
         """Search by all canaries, and add figures and faults to the gate."""
-        queries, count = CorpusEmbeddings(self.store, self.record).at(rows), len(rows)
+        store, record, stages = self.encoded.store, self.encoded.record, self.encoded.stages
+        queries, count = CorpusEmbeddings(store, record).at(rows), len(rows)
         if canaries is not None:
             assert canaries.embeddings is not None
             queries = np.concatenate([queries, canaries.embeddings.astype(np.float64)])
         most = int(self.candidate.manifest["factory"]["rerank"] or 0)
-        reranker = Reranker(self.store, self.record, self.candidate.whitening, candidates=most)
-        with self.stages.stage("check canaries", self.record.rows):
+        reranker = Reranker(store, record, self.candidate.whitening, candidates=most)
+        rescorer = reranker if most else None
+        narrow = np.ascontiguousarray(queries, dtype=np.float32)
+        with stages.stage("check canaries", record.rows):
             best, nearest = self._exact(queries)
-            near, scores = self._found(queries, reranker)
+            _, near = self.candidate.search(narrow, _TOP_K + 1, rescorer=rescorer, by_row=True)
+            scores = reranker(narrow, near)
         if count:
-            own = reranker(queries[:count].astype(np.float32), rows[:, None])
+            own = reranker(narrow[:count], rows[:, None])
             others = best[:count][others_of(nearest[:count], rows)].reshape(count, -1)
             self._check_sampled(gate, rows, own, others, near[:count], scores[:count])
         if canaries is not None:
             share = recall(best[count:, :_TOP_K], scores[count:, :_TOP_K])
             gate.found.update(queries=len(canaries), query_recall=share)
             gate.blame(_below(share, gate.bound["query_recall"], "canary queries"))
-            rescorer = reranker if most else None
-            self._check_answers(gate, canaries, queries[count:], rescorer)
+            self._check_answers(gate, canaries, narrow[count:], rescorer)
         gate.found["hits_missing"] = lacking = int(np.count_nonzero(near < 0))
         gate.blame({f"{lacking} of the {near.size} hits asked for are no row": lacking})
 
@@ -268,19 +260,12 @@ class _Trial:
         whitening = self.candidate.whitening
 
         def projected() -> Iterator[Vectors]:
-            for block in CorpusEmbeddings(self.store, self.record).blocks():
+            for block in CorpusEmbeddings(self.encoded.store, self.encoded.record).blocks():
                 yield whitening.vectors(block).astype(np.float32)
-                self.stages.watcher.advance(len(block))
+                self.encoded.stages.watcher.advance(len(block))
 
         vectors = whitening.vectors(queries).astype(np.float32)
         return exact_neighbours(projected(), vectors, _TOP_K + 1)
-
-    def _found(self, queries: NDArray[np.float64], reranker: Reranker) -> tuple[Rows, Vectors]:
-        """Return the rows (q, <= 11) that the version finds, and their exact scores."""
-        narrow = np.ascontiguousarray(queries, dtype=np.float32)
-        rescorer = reranker if reranker.candidates else None
-        _, rows = self.candidate.search(narrow, _TOP_K + 1, rescorer=rescorer, by_row=True)
-        return rows, reranker(narrow, rows)
 
     def _check_sampled(
         self, gate: Gate, rows: Rows, own: Vectors, best: Vectors, near: Rows, scores: Vectors
@@ -303,19 +288,14 @@ class _Trial:
         gate.blame(_below(found, gate.bound["recall"], "sampled rows"))
 
     def _check_answers(
-        self,
-        gate: Gate,
-        canaries: CanaryFile,
-        queries: NDArray[np.float64],
-        rescorer: Reranker | None,
+        self, gate: Gate, canaries: CanaryFile, queries: Vectors, rescorer: Reranker | None
     ) -> None:
         """Check that the documents expected are among the ten nearest, as a user would see them."""
         asked = [place for place, ids in enumerate(canaries.expected) if ids]
         if not asked:
             return
         documents = self.candidate.documents
-        given = queries[asked].astype(np.float32)
-        _, near = self.candidate.search(given, _TOP_K, rescorer=rescorer)
+        _, near = self.candidate.search(queries[asked], _TOP_K, rescorer=rescorer)
         missed: list[tuple[int, str]] = []
         for place, rows in zip(asked, near, strict=True):
             seen = {str(name) for name in documents.ids(rows[rows >= 0].tolist())}

@@ -33,7 +33,7 @@ from whiten_index.errors import (
 )
 from whiten_index.evaluation.judgements import JudgedQueries, read_judged
 from whiten_index.evaluation.metrics import evaluate_each, mean_interval
-from whiten_index.index.exact import exact_neighbours
+from whiten_index.index.exact import Vectors, exact_neighbours
 from whiten_index.paths import is_uri, shown
 from whiten_index.pipeline.base_version import BaseVersion
 from whiten_index.pipeline.build import build_index
@@ -412,7 +412,7 @@ def _difference(
 
 def _compared(
     report: EncodeReport, build: BuildConfig
-) -> Callable[[NDArray[np.floating]], NDArray[np.float32]]:
+) -> Callable[[NDArray[np.floating]], Vectors]:
     """Return the function from raw embeddings to rows whose inner products rank."""
     unit = build.settled(report.store.encoder).similarity == "cosine"
     return lambda rows: (unit_rows(rows) if unit else rows).astype(np.float32)

@@ -23,7 +23,7 @@ from whiten_index.distributed.executors import remote_call
 from whiten_index.encoding.canary import without_canary
 from whiten_index.errors import GateError, StorageError
 from whiten_index.index.choice import IndexPlan
-from whiten_index.index.exact import exact_neighbours, recall
+from whiten_index.index.exact import Rows, Scores, Vectors, exact_neighbours, recall
 from whiten_index.index.factory import inner_index
 from whiten_index.index.faiss_build import CodeReuse, IndexBuildResult, build_faiss_index
 from whiten_index.index.library import describe_faiss
@@ -77,12 +77,12 @@ class VersionSpec:
 
 
 @dataclass(frozen=True)
-class VersionReport:
-    """Result of a build or an update."""
+class BuildReport:
+    """Result of a build; ``up_to_date`` if the version was there, made of the same inputs."""
 
     out: Place  # the index folder, or its URI
     version: str  # the published version
-    up_to_date: bool  # whether it was there already, made of the same inputs and choices
+    up_to_date: bool
     manifest: Mapping[str, Any]  # of the version
     encoded: EncodeReport  # the report of its first half
 
@@ -249,13 +249,22 @@ def _make_index(
     )
 
 
-def _p95_ms(encoded: EncodeReport, bundle: Bundle, seed: int) -> float:
-    """Return the milliseconds in which 95 % of single searches answer, warm, by one thread."""
-    store, record, seconds = encoded.store, encoded.record, list[float]()
-    rows = drawn_rows(record, _COMPARED, np.random.default_rng(seed))
+def _drawn_queries(
+    encoded: EncodeReport, bundle: Bundle, seed: int
+) -> tuple[Rows, Vectors, Reranker | None]:
+    """Return 200 rows in rising order, their raw embeddings, and the reranker of the version."""
+    store, record = encoded.store, encoded.record
+    rows = np.sort(drawn_rows(record, _COMPARED, np.random.default_rng(seed)))
     queries = CorpusEmbeddings(store, record).at(rows).astype(np.float32)
     most = int(bundle.manifest["factory"]["rerank"] or 0)
     again = Reranker(store, record, bundle.whitening, candidates=most) if most else None
+    return rows, queries, again
+
+
+def _p95_ms(encoded: EncodeReport, bundle: Bundle, seed: int) -> float:
+    """Return the milliseconds in which 95 % of single searches answer, warm, by one thread."""
+    _, queries, again = _drawn_queries(encoded, bundle, seed)
+    seconds = list[float]()
     with encoded.stages.stage("time searches", 0), threadpool_limits(1, "blas"):
         bundle.search(queries, _TOP_K, rescorer=again)
         for query in np.tile(queries, (2, 1)):
@@ -280,30 +289,22 @@ def _carried_quality(spec: VersionSpec) -> dict[str, Any] | None:
 
 def _quality(encoded: EncodeReport, bundle: Bundle, seed: int) -> dict[str, float] | None:
     """Return the share of 200 rows' ten nearest by raw embeddings that the index finds."""
-    store, record = encoded.store, encoded.record
-    rows = np.sort(drawn_rows(record, _COMPARED, np.random.default_rng(seed)))
-    queries = CorpusEmbeddings(store, record).at(rows).astype(np.float32)
-    given = store, record, bundle.whitening, queries
+    rows, queries, again = _drawn_queries(encoded, bundle, seed)
+    given = encoded.store, encoded.record, bundle.whitening, queries
     best, near = remote_call(encoded.executor, encoded.stages, _raw_neighbours, *given)
     best = best[others_of(near, rows)].reshape(len(rows), -1)
-    most = int(bundle.manifest["factory"]["rerank"] or 0)
-    again = Reranker(store, record, bundle.whitening, candidates=most) if most else None
     _, found = bundle.search(queries, _TOP_K + 1, rescorer=again, by_row=True)
-    raw = Reranker(store, record, bundle.whitening, candidates=0, by=EMBEDDINGS)
+    raw = Reranker(*given[:3], candidates=0, by=EMBEDDINGS)
     share = recall(best, raw(queries, without_own(found, rows)))
     return None if share is None else {"agreement_at_10": share, "queries": len(rows)}
 
 
 def _raw_neighbours(
-    _: Stages,
-    store: EmbeddingStore,
-    record: CorpusRecord,
-    whitening: Whitening,
-    queries: NDArray[np.float32],
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    _: Stages, store: EmbeddingStore, record: CorpusRecord, whitening: Whitening, queries: Vectors
+) -> tuple[Scores, Rows]:
     """Return scores and numbers (q, 11) of the rows nearest to raw queries, untransformed."""
 
-    def compared(block: NDArray[np.floating]) -> NDArray[np.float32]:
+    def compared(block: NDArray[np.floating]) -> Vectors:
         return whitening.compared(np.ascontiguousarray(block, dtype=np.float32))
 
     blocks = map(compared, CorpusEmbeddings(store, record).blocks())

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import remove_folder
 from whiten_index.artifacts.cached_storage import place_of
@@ -17,6 +16,7 @@ from whiten_index.artifacts.object_store import Tag
 from whiten_index.errors import ConfigError, require_config
 from whiten_index.index.choice import IndexPlan, OperatingPoint
 from whiten_index.index.codes import why_not_reusable
+from whiten_index.index.exact import Rows
 from whiten_index.index.faiss_build import CodeReuse
 from whiten_index.index.library import set_threads
 from whiten_index.pipeline.base_version import (
@@ -29,7 +29,7 @@ from whiten_index.pipeline.base_version import (
 )
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.canary_file import CanaryFile
-from whiten_index.pipeline.certificate import certificate, certificate_gate
+from whiten_index.pipeline.certify import certificate, certificate_gate
 from whiten_index.pipeline.changes import (
     Changes,
     StoredRows,
@@ -44,7 +44,7 @@ from whiten_index.pipeline.fit import fit_moments, fit_whitening
 from whiten_index.pipeline.gates import require_passed, run_gates
 from whiten_index.pipeline.labels import read_labels
 from whiten_index.pipeline.publish import (
-    VersionReport,
+    BuildReport,
     VersionSpec,
     register,
     version_folder,
@@ -79,7 +79,7 @@ from whiten_index.whitening.whitening_config import WidthSpec
 
 
 @dataclass(frozen=True, repr=False)
-class UpdateReport(VersionReport):
+class UpdateReport(BuildReport):
     """Result of an update; ``up_to_date`` if nothing was published, since nothing had changed."""
 
     base: str  # the version that was published before
@@ -217,13 +217,12 @@ def _publish(
             # Changes count documents, and the index has their passages.
             expected = base.record.rows - counts["deleted"] + counts["new"]
         if canaries is not None and canaries.texts is not None:
-            canaries = canaries.embedded(encoded.encoder(base.config)().encode_queries)
+            encoder = encoded.encoder(base.config)()
+            canaries = replace(canaries, embeddings=encoder.encode_queries(canaries.texts))
         gates = run_gates(
             open_unsealed(folder, fields),
-            encoded.store,
-            record,
+            encoded,
             config=config,
-            stages=encoded.stages,
             base_rows=base.record.rows,
             expected_rows=expected,
             canaries=canaries,
@@ -317,9 +316,7 @@ def _named_config(config: BuildConfig, whitening: Whitening) -> BuildConfig:
     )
 
 
-def _carried_rows(
-    store: EmbeddingStore, before: CorpusRecord, now: CorpusRecord
-) -> NDArray[np.int64]:
+def _carried_rows(store: EmbeddingStore, before: CorpusRecord, now: CorpusRecord) -> Rows:
     """Return for each row (n,) the row with the same text of the record before, −1 if it is new."""
     # A part that is in both states has its rows in their order.
     places: dict[tuple[str, str], list[tuple[int, CorpusPart]]] = {}
@@ -331,7 +328,7 @@ def _carried_rows(
     gone = [(start, part) for start, part in gone if part.rows]
     known = DigestIndex(part_digests(store, [part for _, part in gone]))
     begins = np.array([start for start, _ in gone], dtype=np.int64)
-    found = list[NDArray[np.int64]]()
+    found = list[Rows]()
     for start, part in zip(kept, now.parts, strict=True):
         if start >= 0:
             found.append(np.arange(start, start + part.rows, dtype=np.int64))
@@ -343,9 +340,7 @@ def _carried_rows(
     return np.concatenate(found)
 
 
-def _kept(
-    base: BaseVersion, encoded: EncodeReport, old_rows: NDArray[np.int64]
-) -> tuple[VersionSpec, str]:
+def _kept(base: BaseVersion, encoded: EncodeReport, old_rows: Rows) -> tuple[VersionSpec, str]:
     """Return the version with the same transform, and why its index is not kept, if so."""
     fitted, factory = base.fitted, base.fields["factory"]
     kept = {"whitening": base.fields["files"][WHITENING]["sha256"]}
