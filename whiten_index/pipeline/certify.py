@@ -46,8 +46,6 @@ from whiten_index.pipeline.update_config import CertifyConfig, PublishedOptions,
 from whiten_index.progress import Progress, Stages
 from whiten_index.search.query_encoder import query_embeddings
 from whiten_index.search.rerank import Reranker
-from whiten_index.store.embedding_store import EmbeddingStore
-from whiten_index.store.records import CorpusRecord
 from whiten_index.store.sampling import CorpusEmbeddings, ids_of
 from whiten_index.versions.bundle import Bundle, open_files
 from whiten_index.versions.published import CHANGES, CURRENT, new_version, next_version, set_current
@@ -132,7 +130,7 @@ def certificate(
         )
     questions = Questions.ask(inputs, build, encoded, candidate)
     with encoded.stages.stage("certify", encoded.record.rows) as watcher:
-        raw, found = _each(candidate, encoded.store, encoded.record, questions)
+        raw, found = _each(candidate, encoded, questions)
         watcher.advance(encoded.record.rows)
     loss = raw - found
     strata, left_out = list[dict[str, Any]](), 0
@@ -186,10 +184,11 @@ def certificate_gate(
 
 
 def _each(
-    candidate: Bundle, store: EmbeddingStore, record: CorpusRecord, questions: Questions
+    candidate: Bundle, encoded: EncodeReport, questions: Questions
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return nDCG@10 (q,) of exact search of raw embeddings and of the version, times 100."""
     whitening, documents = candidate.whitening, candidate.documents
+    store, record = encoded.store, encoded.record
 
     def exact(queries: Vectors, most: int) -> tuple[Scores, Rows]:
         blocks = CorpusEmbeddings(store, record).blocks()

@@ -3,7 +3,7 @@
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -197,7 +197,10 @@ def cut_pieces(text: str, rng: np.random.Generator, *, most_words: int) -> Piece
     if len(words) < _LEAST_WORDS:
         return None
     text = text[: words[-1][1]]
-    window = _window(words, rng)
+    least, most = _WINDOW_WORDS
+    length = min(int(rng.integers(least, most + 1)), len(words) // 2)
+    first = int(rng.integers(len(words) - length + 1))
+    window = words[first][0], words[first + length - 1][1]
     sentences = sentence_spans(text)
     if len(sentences) < _LEAST_SENTENCES and len(words) < _MANY_WORDS:
         return None
@@ -220,10 +223,3 @@ def _words(text: str, *, most: int) -> list[Span]:
     if spans and inside / len(spans) > _LONGEST_WORD:
         return [match.span() for match in islice(_CHARACTER.finditer(text), most)]
     return spans
-
-
-def _window(words: Sequence[Span], rng: np.random.Generator) -> Span:
-    least, most = _WINDOW_WORDS
-    length = min(int(rng.integers(least, most + 1)), len(words) // 2)
-    start = int(rng.integers(len(words) - length + 1))
-    return words[start][0], words[start + length - 1][1]

@@ -159,7 +159,10 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
                 require_not_withdrawn(config, base, encoded.record, identity=spec.identity)
                 facts = {"base": base.source.name, "rows": changes.to_json(), **facts}
                 version = _publish(config, base, encoded, spec, changes, facts, canaries, before)
-        _remember(base, encoded)
+        # Only now: a corpus in another folder each night, or refused, would keep its shards.
+        encoded.store.save_corpus(encoded.record, index=base.config.out_place)
+        if dict(base.record.source) != dict(encoded.record.source):
+            encoded.store.forget_corpus(base.record.source, index=base.config.out_place)
         encoded.note_spent()
         out_place, old = base.config.out_place, base.source.name
         fields = read_published(out_place).fields
@@ -243,15 +246,6 @@ def _publish(
     require_passed(gates, candidate=out / CANDIDATES / version)
     set_current(out, version, mirror=mirror, tag=tag, made=True)
     return version
-
-
-def _remember(base: BaseVersion, encoded: EncodeReport) -> None:
-    """Let the store know the published corpus instead of the one before."""
-    # Only now: a corpus in another folder each night, or refused, would keep its shards for ever.
-    index = base.config.out_place
-    encoded.store.save_corpus(encoded.record, index=index)
-    if dict(base.record.source) != dict(encoded.record.source):
-        encoded.store.forget_corpus(base.record.source, index=index)
 
 
 # Lists trained for so many times fewer or more rows are still good ones.
