@@ -24,7 +24,6 @@ _URI = re.compile(r"(s3|gs|az)://([^/]+)(?:/(.*))?", re.DOTALL)
 _HOST = r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])"
 _QUOTED = re.compile(r"([\"'`]).*?\1", re.DOTALL)
 _ADDRESS = re.compile(rf"https?://{_HOST}(:[0-9]+)?(/[!-~]*)?")
-_INSTALL = "pip install 'whiten-index[objects]'"
 # For lists and small objects, and for objects of gigabytes.
 _QUICK = {"connect_timeout": "4s", "timeout": "8s"}
 _BULK = {"connect_timeout": "4s", "timeout": "10m", "read_timeout": "60s"}
@@ -89,7 +88,13 @@ class Bucket:
                 )
         self._scheme, self._name, self._prefix = split_uri(uri)
         self.uri = plain_uri(uri)
-        self._obstore = _obstore()
+        try:
+            importlib.import_module("obstore.store")
+            self._obstore: Any = importlib.import_module("obstore")
+        except ImportError as error:
+            raise ConfigError(
+                f"object stores need obstore ({error}); pip install 'whiten-index[objects]'"
+            ) from error
         self._quick, self._bulk = self._client(_QUICK), self._client(_BULK)
 
     def get(self, key: str) -> tuple[bytes, Tag] | None:
@@ -295,14 +300,6 @@ def split_uri(uri: str) -> tuple[str, str, str]:
             f"of {', '.join(_SCHEMES)} and no empty, . or .. part in the prefix"
         )
     return match[1], match[2], prefix
-
-
-def _obstore() -> Any:
-    try:
-        importlib.import_module("obstore.store")
-        return importlib.import_module("obstore")
-    except ImportError as error:
-        raise ConfigError(f"object stores need obstore ({error}); {_INSTALL}") from error
 
 
 def plain_uri(uri: str) -> str:

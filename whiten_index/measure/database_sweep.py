@@ -25,7 +25,6 @@ from whiten_index.artifacts.prefetch import blocks
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError, DatabaseError, WhiteningError
 from whiten_index.index.exact import Rows, Scores, exact_neighbours
-from whiten_index.index.vector_search import Search
 from whiten_index.measure.results import Record
 from whiten_index.measure.sweep_config import FP32, NONE, OURS, RAW, TRUNCATE, Point, SweepConfig
 from whiten_index.measure.trial import (
@@ -39,7 +38,7 @@ from whiten_index.measure.trial import (
 )
 from whiten_index.paths import absolute
 from whiten_index.progress import Stages
-from whiten_index.vectordb.database_writer import DatabaseWriter, Find
+from whiten_index.vectordb.database_writer import DatabaseWriter
 from whiten_index.vectordb.engine_options import Code, Effort, EngineOptions
 from whiten_index.vectordb.pushed_table import VECTOR, Layout, Metric, PushedTable, vectors_array
 from whiten_index.vectordb.registry import open_writer, require_database
@@ -268,8 +267,17 @@ class Trial:
 
     def _measure(self, writer: DatabaseWriter, effort: Effort | None) -> dict[str, Any]:
         with writer.searching(exact=effort is None, effort=effort) as find:
+
+            def search(queries: NDArray[Any], top_k: int) -> tuple[Scores, Rows]:
+                scores = np.full((len(queries), top_k), -np.inf, np.float32)
+                rows = np.full((len(queries), top_k), -1, np.int64)
+                for place, hits in enumerate(find(self.space.vectors(queries), top_k)):
+                    rows[place, : len(hits)] = [hit.id for hit in hits]
+                    scores[place, : len(hits)] = [hit.score for hit in hits]
+                return scores, rows
+
             found, _ = judge(
-                self.dataset, self._search(find), truth=self.space.truth, raw_truth=self.raw_truth,
+                self.dataset, search, truth=self.space.truth, raw_truth=self.raw_truth,
                 reference=self.reference, metrics=_METRICS,
             )  # fmt: skip
         one, many = (self._latencies(effort, clients) for clients in _CLIENTS)
@@ -278,17 +286,6 @@ class Trial:
             "latency_ms": {**latency(np.array_split(one, 2)), "clients": _CLIENTS[0]},
             "latency_ms_many": {**latency([many]), "clients": _CLIENTS[1]},
         }
-
-    def _search(self, find: Find) -> Search:
-        def search(queries: NDArray[Any], top_k: int) -> tuple[Scores, Rows]:
-            scores = np.full((len(queries), top_k), -np.inf, np.float32)
-            rows = np.full((len(queries), top_k), -1, np.int64)
-            for place, hits in enumerate(find(self.space.vectors(queries), top_k)):
-                rows[place, : len(hits)] = [hit.id for hit in hits]
-                scores[place, : len(hits)] = [hit.score for hit in hits]
-            return scores, rows
-
-        return search
 
     def _latencies(self, effort: Effort | None, clients: int) -> NDArray[np.float64]:
         """Return the milliseconds of single queries of clients that search at the same time."""
