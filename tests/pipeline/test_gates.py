@@ -18,9 +18,9 @@ from whiten_index.errors import CorpusError
 from whiten_index.index.factory import inner_of
 from whiten_index.index.library import INDEX, load_faiss
 from whiten_index.index.ondisk_ivf import IVF_DATA
-from whiten_index.pipeline.canary_file import CanaryFile
 from whiten_index.pipeline.encode import EncodeReport
 from whiten_index.pipeline.gates import run_gates
+from whiten_index.pipeline.query_files import CanaryFile
 from whiten_index.pipeline.shard_encoding import Counts
 from whiten_index.pipeline.update_config import GateConfig
 from whiten_index.progress import Progress, Stages

@@ -282,14 +282,13 @@ class EncodedTexts:
         key = {"texts": fingerprint({"texts": texts})}
         kept = None if self._store is None else self._store.results.sample(key, {"texts": "nd"})
         if kept is not None:
-            self._rows.update(zip(texts, kept["texts"], strict=True))
             advance(len(texts))
-            return
-        blocks = self._encoder().stream([texts], advance=advance)
-        found = np.concatenate([np.array(block, np.float32) for block in blocks])
-        self._rows.update(zip(texts, found, strict=True))
-        if self._store is not None:
-            self._store.results.save_sample(key, {"texts": found})
+        else:
+            blocks = self._encoder().stream([texts], advance=advance)
+            kept = {"texts": np.concatenate([np.array(block, np.float32) for block in blocks])}
+            if self._store is not None:
+                self._store.results.save_sample(key, kept)
+        self._rows.update(zip(texts, kept["texts"], strict=True))
 
 
 def encoder_facts(spec: Spec) -> dict[str, Any]:

@@ -16,12 +16,11 @@ from whiten_index.evaluation.judgements import read_judged
 from whiten_index.options import flag_of
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.build_options import RunnerOptions
-from whiten_index.pipeline.canary_file import CanaryFile
 from whiten_index.pipeline.early_checks import check_early
 from whiten_index.pipeline.encode import open_corpus
 from whiten_index.pipeline.executor_session import with_absolute_paths
 from whiten_index.pipeline.fit import Fitted
-from whiten_index.pipeline.query_log import log_digest
+from whiten_index.pipeline.query_files import CanaryFile, log_digest
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.progress import Stages
 from whiten_index.search.query_encoder import QueryEncoder

@@ -10,7 +10,7 @@ from whiten_index.index.factory import inner_index
 from whiten_index.index.gpu import require_device
 from whiten_index.index.training import require_training_rows
 from whiten_index.pipeline.build_config import BuildConfig
-from whiten_index.pipeline.query_log import check_log
+from whiten_index.pipeline.query_files import check_log
 from whiten_index.whitening.selection import widths
 
 

@@ -23,11 +23,10 @@ from whiten_index.errors import CorpusError, StorageError, WhiteningError
 from whiten_index.evaluation.judgements import JudgedQueries, to_text
 from whiten_index.evaluation.metrics import mean_interval
 from whiten_index.index.exact import exact_neighbours
-from whiten_index.pipeline.canary_file import raw_embedding
 from whiten_index.pipeline.early_checks import possible_widths
 from whiten_index.pipeline.labels import Evidence, labelled_trials, labels_digest
 from whiten_index.pipeline.pseudo_queries import RECIPE, Sample, sample_pieces
-from whiten_index.pipeline.query_log import EMBEDDING, TEXT, log_digest, read_log
+from whiten_index.pipeline.query_files import EMBEDDING, TEXT, log_digest, raw_embedding, read_log
 from whiten_index.search.query_encoder import query_embeddings
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusPart

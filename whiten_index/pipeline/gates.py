@@ -19,8 +19,8 @@ from whiten_index.index.exact import Rows, Vectors, exact_neighbours, recall, ro
 from whiten_index.index.factory import inner_of, is_exact, is_graph
 from whiten_index.index.transforms import is_lossy
 from whiten_index.index.tuning import others_of
-from whiten_index.pipeline.canary_file import CanaryFile
 from whiten_index.pipeline.encode import EncodeReport
+from whiten_index.pipeline.query_files import CanaryFile
 from whiten_index.pipeline.update_config import GateConfig
 from whiten_index.search.rerank import Reranker
 from whiten_index.store.sampling import CorpusEmbeddings

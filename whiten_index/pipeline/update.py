@@ -28,7 +28,6 @@ from whiten_index.pipeline.base_version import (
     required_certificate,
 )
 from whiten_index.pipeline.build_config import BuildConfig
-from whiten_index.pipeline.canary_file import CanaryFile
 from whiten_index.pipeline.certify import certificate, certificate_gate
 from whiten_index.pipeline.changes import (
     Changes,
@@ -51,6 +50,7 @@ from whiten_index.pipeline.publish import (
     version_identity,
     write_files,
 )
+from whiten_index.pipeline.query_files import CanaryFile
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.progress import Progress, Stages
 from whiten_index.store.digest_index import DigestIndex

@@ -51,11 +51,10 @@ class DuckOptions(EngineOptions):
 
     def query(self, table: str, made: "PushedTable") -> str:
         """Return the setting and the SQL, with $query for the vector."""
-        settings = [
-            f"SET {name} = {value}; " for name, value in self.usual_effort(made.rows).items()
-        ]
+        effort = self.usual_effort(made.rows).items()
+        settings = "".join(f"SET {name} = {value}; " for name, value in effort)
         far = DISTANCES[made.metric][0].format(f"vector, $query::FLOAT[{made.k}]")
-        return f"{''.join(settings)}SELECT id, {far} FROM {table} ORDER BY 2 LIMIT 10"
+        return f"{settings}SELECT id, {far} FROM {table} ORDER BY 2 LIMIT 10"
 
 
 class SqliteOptions(EngineOptions):
