@@ -278,7 +278,7 @@ def _header(
 ) -> dict[str, Any]:
     """Return the record that starts a run, in FAISS or in a database: address and release."""
     # Its run is a digest of all that a figure depends on except the point: others never mix.
-    machine = _machine(config.build.index_device)
+    machine, judged, encoded = _machine(config.build.index_device), dataset.judged, dataset.encoded
     versions = {
         "whiten_index": whiten_index.__version__,
         "faiss": str(describe_faiss()["version"]),
@@ -295,9 +295,10 @@ def _header(
         **({"similarity": "dot"} if dataset.similarity == "dot" else {}),
     }
     identity = {
-        "corpus": dataset.encoded.record.fingerprint,
-        "encoder": dataset.encoded.store.fingerprint,
-        "queries": _fingerprint_of_queries(dataset), "settings": settings,
+        "corpus": encoded.record.fingerprint,
+        "encoder": encoded.store.fingerprint,
+        "queries": None if judged is None else [judged.digest, asked_by(encoded.store.encoder)],
+        "settings": settings,
         "machine": list(machine.values()),
         "versions": versions, "measures": _MEASURES,
         **({"database": list(database)} if database else {}),
@@ -332,15 +333,6 @@ def _header(
             "rank": dataset.spectrum.rank,
         },
     }
-
-
-def _fingerprint_of_queries(dataset: Dataset) -> str | None:
-    """Return the fingerprint of texts, judgements and prompt; None if nothing is judged."""
-    if (judged := dataset.judged) is None:
-        return None
-    qrels = {query: dict(grades) for query, grades in judged.qrels.items()}
-    prompt = asked_by(dataset.encoded.store.encoder)
-    return fingerprint({"texts": dict(judged.texts), "qrels": qrels, **prompt})
 
 
 def _machine(index_device: str) -> dict[str, Any]:

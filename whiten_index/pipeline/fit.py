@@ -24,7 +24,7 @@ from whiten_index.evaluation.judgements import JudgedQueries, to_text
 from whiten_index.evaluation.metrics import mean_interval
 from whiten_index.index.exact import exact_neighbours
 from whiten_index.pipeline.early_checks import possible_widths
-from whiten_index.pipeline.labels import Evidence, labelled_trials, labels_digest
+from whiten_index.pipeline.labels import Evidence, labelled_trials
 from whiten_index.pipeline.pseudo_queries import RECIPE, Sample, sample_pieces
 from whiten_index.pipeline.query_files import EMBEDDING, TEXT, log_digest, raw_embedding, read_log
 from whiten_index.search.query_encoder import query_embeddings
@@ -221,7 +221,7 @@ def choose_setting(
         "encoder": without_canary(encoded.store.encoder),
         "options": {name: getattr(config, name) for name in _OPTIONS},
         "widths": ks,
-        "labels": None if labels is None else labels_digest(labels),
+        "labels": None if labels is None else labels.digest,
     }
     choice = None
     # A damaged note is made again.

@@ -1,13 +1,12 @@
 """Labels that a transform is chosen by: judged queries."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation.judgements import JudgedQueries, read_judged
@@ -67,13 +66,6 @@ def _require_queries(judged: JudgedQueries, count: int, why: str) -> None:
             f"{judged.source} leaves {count} queries to choose by ({why}); {_LEAST_QUERIES} are "
             "needed, so judge more or leave the labels out"
         )
-
-
-def labels_digest(labels: JudgedQueries) -> str:
-    """Return the identity of the labels themselves, independent of file names."""
-    values = asdict(labels)
-    del values["source"]
-    return fingerprint(values)
 
 
 def labelled_trials(
