@@ -39,3 +39,4 @@ END
 $whiten_a5d28296a0fdf6d984434ff023b58ec8$;
 COMMENT ON FUNCTION "public"."whiten"(vector) IS 'whiten-index: query digest a5d28296a0fdf6d984434ff023b58ec8; whitening 16 -> 4, by cosine; encoder column embedding d6c3499a35c7c2ca52c7520974c44784; index version 000001-6d3df42da552';
 COMMIT;
+-- BLAKE2b of the lines above: b2ef1ef30beb7d0a8d4df911e20a9480ef3b4d794eae19aa5226ed4e56cf3a23664af4fca1d143482b286c577ad1c2087f3e56bf9f8de2d715ce08737afcd6ec

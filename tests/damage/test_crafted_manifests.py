@@ -120,6 +120,12 @@ def test_no_wrong_field_of_many_leads_to_a_traceback(world: World, seed: int) ->
 FOUND = [
     ("index/versions/{version}/manifest.json", ("corpus",), "deleted", "inspect"),
     ("index/versions/{version}/manifest.json", ("factory",), "null", "search"),
+    (
+        "index/versions/{version}/manifest.json",
+        ("whitening", "variance_kept"),
+        "empty object",
+        "update",
+    ),
     ("index/versions/{version}/manifest.json", ("files", "index.faiss", "bytes"), "huge", "search"),
     ("index/versions/{version}/manifest.json", ("files",), "wrong object", "search"),
     ("index/versions/{version}/manifest.json", ("encoder", "kind"), "deleted", "search"),

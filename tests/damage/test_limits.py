@@ -331,19 +331,31 @@ def test_a_row_filter_that_memory_does_not_hold(run, tmp_path):  # type: ignore[
 
 
 def test_a_long_text_of_a_dictionary_is_pushed_a_few_rows_at_a_time(run, tmp_path):  # type: ignore[no-untyped-def]
-    path = written(tmp_path, 40, "a" * (30 << 20), encoded=True)
-    named = ["--embedding-column", "e", "--keep", "text", "--shard-rows", "20"]
+    path = written(tmp_path, 60, "a" * (10 << 20), encoded=True)
+    named = ["--embedding-column", "e", "--keep", "text", "--shard-rows", "30"]
     index = str(tmp_path / "index")
     store = ["--store", str(tmp_path / "store"), "--k", "2"]
     assert run(["build", str(path), *named, *store, "--out", index], 3 << 30)[0] == 0
     pushed = tmp_path / "pushed.parquet"
-    assert run(["push", index, "--to", str(pushed)], 1 << 30)[0] == 0
-    assert pq.read_metadata(pushed).num_rows == 40
+    assert run(["push", index, "--to", str(pushed)], 2 << 30)[0] == 0
+    assert pq.read_metadata(pushed).num_rows == 60
+
+
+@pytest.mark.parametrize("levels", [1, 2])
+def test_lists_of_one_text_are_refused(run, tmp_path, levels):  # type: ignore[no-untyped-def]
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 3_000_000), pa.array(["a" * 1000]))
+    for number in (30, 1000)[-levels:]:
+        starts = pa.array(range(0, len(texts) + 1, number), pa.int32())
+        texts = pa.ListArray.from_arrays(starts, texts)
+    table = pa.table({"tags": texts, "e": [[row % 5.0, row % 3.0] for row in range(len(texts))]})
+    pq.write_table(table, path := tmp_path / "c.parquet", compression="zstd", store_schema=False)
+    named = ["--embedding-column", "e", "--keep", "tags", "--store", str(tmp_path / "store")]
+    assert_says(run(["encode", str(path), *named], 1 << 30), 3, UNPACKS)
 
 
 def test_a_long_text_that_all_rows_keep_is_refused(run, tmp_path):  # type: ignore[no-untyped-def]
-    path = written(tmp_path, 300, "a" * (4 << 20), encoded=True)
-    named = ["--embedding-column", "e", "--keep", "text", "--shard-rows", "100", "--k", "2"]
+    path = written(tmp_path, 400, "a" * (4 << 20), encoded=True)
+    named = ["--embedding-column", "e", "--keep", "text", "--shard-rows", "200", "--k", "2"]
     found = run(["build", str(path), *named, "--out", str(tmp_path / "index")])
     assert_says(found, 3, f"the rows of the kept columns repeat long texts (it {UNPACKS})")
 

@@ -14,7 +14,7 @@ import pytest
 from tests.encoding import test_consent
 from tests.helpers.builds import build, random_rows, write_rows
 from tests.helpers.code_models import forged
-from whiten_index import QueryTransform
+from whiten_index import QueryTransform, open_index
 from whiten_index.errors import ArtifactError, ConfigError, EncoderError
 
 pytestmark = pytest.mark.service
@@ -145,7 +145,7 @@ def test_copies_within_a_program_keep_consent(place):
     place.ran()
 
 
-@pytest.mark.parametrize(
+CLASSES = pytest.mark.parametrize(
     "name",
     [
         "langchain.WhitenedEmbeddings", "langchain.WhitenedRetriever",
@@ -154,6 +154,29 @@ def test_copies_within_a_program_keep_consent(place):
         "haystack.WhitenedIndexRetriever",
     ],
 )  # fmt: skip
+
+
+@CLASSES
+def test_a_key_given_as_an_option_is_refused_before_it_is_held(name, place):
+    """Other classes of the frameworks take it, and pipelines would be written down with it."""
+    module, _, kind = name.partition(".")
+    made = getattr(importlib.import_module(f"whiten_index.integrations.{module}"), kind)
+    where = {"index" if "Retriever" in kind else "source": str(place.index)}
+    given = {"api_key": "sk-hunter2"}
+    with pytest.raises((ConfigError, ValueError), match="api_key") as caught:
+        made(**where, **({"options": given} if "Retriever" in kind else given))
+    assert "hunter2" not in f"{caught.value} {caught.value!r}"
+
+
+def test_an_option_that_is_not_known_is_refused(place):
+    for name in ("api_key", "trust_remote_cod"):
+        with pytest.raises(ConfigError, match=f"the option {name} is unknown; "):
+            open_index(place.index, **{name: "x"})
+        with pytest.raises(ConfigError, match=f"the option {name} is unknown; "):
+            QueryTransform.of(place.index, **{name: "x"})
+
+
+@CLASSES
 def test_a_secret_in_the_name_of_a_model_is_refused_before_it_is_held(name, place):
     """Pickles and written pipelines would have it."""
     module, _, kind = name.partition(".")

@@ -43,6 +43,23 @@ def test_every_form_tells_the_digest_of_the_transform(
     assert QueryTransform.of(index).query_digest != digest
 
 
+@pytest.mark.parametrize("how", ["added to", "within a script", "changed"])
+def test_a_script_of_a_user_is_not_replaced(index: Path, tmp_path: Path, how: str) -> None:
+    path = tmp_path / "w.sql"
+    succeed("export", index, path)
+    succeed("export", index, path)
+    made = path.read_text()
+    added = {
+        "added to": made + "SELECT 1;\n",
+        "within a script": "CREATE TABLE t (i int);\n" + made,
+    }
+    path.write_text(added.get(how, made.replace("COMMIT", "-- mine\nCOMMIT")))
+    before = path.read_bytes()
+    status, _, stderr = run("export", index, path)
+    assert (status, path.read_bytes()) == (2, before), stderr
+    assert "something else than an exported function" in stderr
+
+
 @pytest.mark.parametrize(
     ("form", "name"),
     [("query", "m.safetensors"), ("query", "m.SQL"), ("sql", "m.safetensors"), ("matrix", "m.sql")],

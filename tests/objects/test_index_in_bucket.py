@@ -32,7 +32,9 @@ def test_a_second_opening_compares_and_downloads_nothing(s3, bucket, machine, tm
 
 def test_an_object_of_others_is_left_as_it_is(s3, bucket, machine, tmp_path):
     s3.put_object(Bucket=bucket, Key="index/CURRENT", Body=b"MANIFEST-000004")
-    with pytest.raises(ConfigError, match=r"s3://.*/index has a file CURRENT, and is no index"):
+    with pytest.raises(
+        ConfigError, match=r"s3://.*/index has a file CURRENT that another program wrote"
+    ):
         build(corpus_file(tmp_path / "c.parquet"), out=f"s3://{bucket}/index")
     assert s3.get_object(Bucket=bucket, Key="index/CURRENT")["Body"].read() == b"MANIFEST-000004"
 

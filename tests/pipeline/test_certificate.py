@@ -274,6 +274,6 @@ def test_other_judgements_do_not_keep_the_certificate(place: Place) -> None:
     lines = [line for n, line in enumerate(text.splitlines()) if n % 2 == 0]
     (place.folder / "qrels.tsv").write_text("\n".join(lines) + "\n")
     run = place.verified()
-    assert run.exit_code == ArtifactError.exit_code
-    assert "does not keep its certificate" in run.output
+    assert run.exit_code == ConfigError.exit_code
+    assert "not those of the certificate" in run.output
     assert json.loads((place.out / "CURRENT").read_text())["version"]

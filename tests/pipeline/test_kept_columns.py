@@ -43,6 +43,28 @@ def write(folder: Path, kept: pa.Array, seed: int) -> None:
     pq.write_table(table, folder / "f.parquet")
 
 
+def test_categories_of_several_files_are_kept(tmp_path: Path) -> None:
+    """Each file, and each of its row groups, has values of its own."""
+    for number in range(2):
+        words = pa.array([f"word {row % 7} of {number}" for row in range(ROWS)])
+        write(tmp_path / f"c{number}", words.dictionary_encode(), seed=number)
+        table = pq.read_table(tmp_path / f"c{number}" / "f.parquet")
+        ids = pa.array(range(number * ROWS, (number + 1) * ROWS))
+        (tmp_path / "c").mkdir(exist_ok=True)
+        path = tmp_path / "c" / f"{number}.parquet"
+        pq.write_table(table.set_column(0, "id", ids), path, row_group_size=15)
+    options: dict[str, Any] = {"embedding_column": "e", "id_column": "id", "keep": ("k",), "k": 4}
+    out = tmp_path / "index"
+    build_index(BuildConfig(corpus=(str(tmp_path / "c"),), out=str(out), **options))
+    documents = open_index(out).bundle.documents
+    assert documents.get(ROWS + 3) == {"id": ROWS + 3, "k": "word 3 of 1"}
+    status, stdout, stderr = run(
+        "search", out, "--like", 3, "--filter", "k == 'word 3 of 1'", "--json"
+    )
+    assert status == 0, stderr
+    assert json.loads(stdout)["results"][0]["hits"]
+
+
 @pytest.mark.parametrize("name", ODD)
 def test_it_is_kept_found_and_updated(name: str, tmp_path: Path) -> None:
     kept, expected = ODD[name]
@@ -58,6 +80,13 @@ def test_it_is_kept_found_and_updated(name: str, tmp_path: Path) -> None:
     assert open_index(out).bundle.documents.get(7) == {"id": 7, "k": expected}
 
 
+def nested(levels: int) -> pa.DataType:
+    kind: pa.DataType = pa.int8()
+    for _ in range(levels):
+        kind = pa.struct([("a", kind)])
+    return kind
+
+
 WORDS = pa.dictionary(pa.int32(), pa.string())
 
 
@@ -67,6 +96,7 @@ WORDS = pa.dictionary(pa.int32(), pa.string())
         (pa.list_view(MS), [5]),
         (pa.list_(pa.large_list_view(MS)), [[5]]),
         (pa.list_(WORDS), ["a"]),
+        (nested(60), {"a": None}),
         (pa.struct([("a", pa.map_(pa.string(), WORDS))]), {"a": [("b", "c")]}),
     ],
 )

@@ -225,6 +225,14 @@ def test_a_body_that_is_no_json_is_refused(client: httpx.Client, body: bytes) ->
     assert answer.status_code == 422 or answer.status_code == 400, answer.text
 
 
+def test_a_column_that_is_named_often_comes_once(client: httpx.Client) -> None:
+    """It was looked up as often for each hit."""
+    body = {"index": "docs", "texts": TEXT, "columns": ["lang"] * 400_000, "top_k": 100}
+    answer = client.post("/v1/search", json=body)
+    assert answer.status_code == 200, answer.text
+    assert all(hit["columns"].keys() == {"lang"} for hit in answer.json()["results"][0]["hits"])
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -533,6 +541,7 @@ def test_the_log_has_queries_only_if_asked(guarded: Server, server: Server) -> N
     [
         (["--host", "0.0.0.0"], 2, "others can reach --host 0.0.0.0"),
         (["--token-file", "nowhere"], 2, "--token-file cannot be read, as there is no such file"),
+        (["--token-file", "eyJ" * 100], 2, "as there is no such file"),
         (["--token-file", "{large}"], 2, "large cannot be read (it has more than"),
         (["--cors-origin", "example.org"], 2, "is no origin"),
         (["--max-body", "much"], 2, "--max-body 'much' is no size"),

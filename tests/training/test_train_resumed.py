@@ -97,6 +97,38 @@ def test_a_damaged_checkpoint_is_told(
         train_encoder(config(), pairs=pairs)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("losses", None), ("losses", torch.zeros(3)), ("curves", None), ("curves", "text"),
+        ("curves", torch.zeros(3)), ("curves", [{"loss": 1.0}]),
+    ],
+)  # fmt: skip
+def test_an_odd_state_of_a_checkpoint_is_told(
+    config: Any, tmp_path: Path, field: str, value: Any
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train_encoder(config(), progress=Stops(5))
+    path = tmp_path / "model.training" / "checkpoint-5" / "state.pt"
+    torch.save({**torch.load(path, weights_only=True), field: value}, path)
+    fields = json.loads(path.with_name("manifest.json").read_text())
+    fields["files"]["state.pt"] = describe_file(path)
+    write_manifest(path.with_name("manifest.json"), fields)
+    with pytest.raises(ArtifactError, match=r"checkpoint-5 cannot be loaded .* from the start"):
+        train_encoder(config())
+
+
+def test_a_checkpoint_beyond_the_last_step_is_told(config: Any, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train_encoder(config(), progress=Stops(5))
+    path = tmp_path / "model.training" / "checkpoint-5"
+    path = path.rename(path.with_name("checkpoint-500"))
+    fields = json.loads((path / "manifest.json").read_text())
+    write_manifest(path / "manifest.json", {**fields, "step": 500})
+    with pytest.raises(ArtifactError, match="has a checkpoint of step 500 of 6; remove"):
+        train_encoder(config())
+
+
 @pytest.mark.parametrize("name", ["state.pt", "model.safetensors", "packed"])
 def test_a_checkpoint_that_holds_something_else_is_told(
     config: Any, tmp_path: Path, name: str

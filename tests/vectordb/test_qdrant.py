@@ -161,7 +161,7 @@ def test_a_file_of_others_in_the_folder_is_left_as_it_is(address: str) -> None:
     folder = Path(address.removeprefix("qdrant://"))
     folder.mkdir()
     (folder / "meta.json").write_text('{"title": "mine"}')
-    with pytest.raises(ConfigError, match=r"meta\.json that is none of Qdrant's"):
+    with pytest.raises(ConfigError, match=r"meta\.json that Qdrant did not begin"):
         open_writer(address, "docs")
     assert (folder / "meta.json").read_text() == '{"title": "mine"}'
 

@@ -17,6 +17,7 @@ from whiten_index.errors import ArtifactError, first_line
 # Of a value of a list in Python.
 _VALUE_BYTES = 8
 _OF_BYTES = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
+_MOST_LEVELS = 50
 _MAGIC_BYTES, _VERSION = 8, 4  # of Arrow files, and of metadata (V5, counted from V1 = 0)
 
 Leaf = Callable[[pa.DataType], pa.DataType]
@@ -121,21 +122,21 @@ def _is_compressed(message: pa.ipc.Message) -> bool:
     return inside(batch, 3) is not None
 
 
-def is_strange(kind: pa.DataType) -> bool:
+def is_strange(kind: pa.DataType, levels: int = _MOST_LEVELS) -> bool:
     """Return whether a type is one of those that no index has, at any depth.
 
-    Of these a few bytes can stand for any number of values.
+    Of these a few bytes can stand for any number of values, or Arrow writes none so deep.
     """
     if isinstance(kind, pa.BaseExtensionType):
-        return is_strange(kind.storage_type)
+        return is_strange(kind.storage_type, levels)
     if pa.types.is_dictionary(kind):
-        return bool(pa.types.is_nested(kind.value_type)) or is_strange(kind.value_type)
+        return bool(pa.types.is_nested(kind.value_type))
     views = pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
     runs = pa.types.is_run_end_encoded(kind)
-    if views or runs or pa.types.is_union(kind) or kind == pa.struct([]):
+    if views or runs or pa.types.is_union(kind) or kind == pa.struct([]) or not levels:
         return True
     inside = [kind.field(number).type for number in range(kind.num_fields)]
-    return any(pa.types.is_dictionary(each) or is_strange(each) for each in inside)
+    return any(pa.types.is_dictionary(each) or is_strange(each, levels - 1) for each in inside)
 
 
 def unpacked_bytes(batch: pa.RecordBatch) -> int:
@@ -143,7 +144,9 @@ def unpacked_bytes(batch: pa.RecordBatch) -> int:
 
     A dictionary may name one text in every row, and a null in a list takes no bytes.
     """
-    return int(batch.nbytes + sum(map(_shared_bytes, batch.columns)))
+    # Batches share their dictionaries.
+    plain = (c.indices if pa.types.is_dictionary(c.type) else c for c in batch.columns)
+    return int(sum(each.nbytes for each in plain) + sum(map(_shared_bytes, batch.columns)))
 
 
 def _shared_bytes(array: pa.Array) -> float:

@@ -268,7 +268,7 @@ class ParquetCorpus:
                         # Damage that decodes all the same shows as text that is not UTF-8.
                         batch.validate(full=True)
                         # A filter writes out what a dictionary holds once.
-                        size += unpacked_bytes(batch)
+                        size += max(int(batch.nbytes), unpacked_bytes(batch))
                         check_expanded(size, file.packed)
                         batches.append(batch)
             table = pa.Table.from_batches(batches) if batches else pa.table({})

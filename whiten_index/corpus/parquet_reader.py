@@ -154,7 +154,7 @@ def _rows_at_once(
     # decoded together with the dictionary of each column of texts, without a copy for each row.
     metadata, schema = parquet.metadata.row_group(group), parquet.schema_arrow
     rows = _BATCH_ROWS
-    texts, most, values, width = list[str](), 0, 1.0, 0.0
+    texts, most, values, listed, width = list[str](), 0.0, 1.0, 0, 0.0
     for index in range(metadata.num_columns):
         chunk = metadata.column(index)
         name = chunk.path_in_schema.split(".")[0]
@@ -165,8 +165,9 @@ def _rows_at_once(
             # Each batch has a copy of a dictionary that stays one: fewer rows would take more.
             if not pa.types.is_dictionary(schema.field(name).type):
                 texts.append(chunk.path_in_schema)
-                most += chunk.total_uncompressed_size
+                most += chunk.total_uncompressed_size * max(each, 1)
                 values = max(values, each)
+                listed = max(listed, chunk.num_values if each > 1 else 0)
             continue
         size = parquet.schema.column(index).length or _WIDTHS.get(chunk.physical_type, 8)
         width += size * each
@@ -179,6 +180,7 @@ def _rows_at_once(
         first = packed.iter_batches(batch_size=1, row_groups=[group], columns=texts)
         batch = next(first, None)
         longest = sum(map(_longest, batch.columns)) if batch is not None else 0
+        check_expanded(longest * listed, file.packed)  # one row may have them all
         rows = min(rows, int(_BATCH_BYTES / max(longest * values, 1)))
     if width * rows > _UNPACKED_BYTES:
         rows = int(_BATCH_BYTES / width)

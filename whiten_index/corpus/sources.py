@@ -58,13 +58,19 @@ _PLAIN = "".join(map(chr, range(33, 127)))
 _HIDDEN = "._"
 _MOST_LEVELS = 100
 _ARROW_SCHEMES = ("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
+# Options of their addresses that do not say where keys are sent.
+_OPTIONS = (
+    "region", "user", "project_id", "retry_limit_seconds", "allow_bucket_creation",
+    "check_directory_existence_before_creation",
+)  # fmt: skip
+# Of containers, accounts, and hosts of accounts.
 _AZURE = r"[a-z0-9$-]*(\.(dfs|blob)\.core\.windows\.net)?"
 _RETRY_SECONDS = 60
-# File systems of fsspec that read another one. A damaged archive raises errors of any kind, and
-# copies of files stay when a process is killed.
+# File systems of fsspec that read another one, or local files without a look at pipes. A damaged
+# archive raises errors of any kind, and copies of files stay when a process is killed.
 _WITHIN_OTHERS = (
-    "fsspec+", "zip", "tar", "libarchive", "reference", "dir", "cached", "simplecache",
-    "filecache", "blockcache", "generic", "async", "local",
+    "zip", "tar", "libarchive", "reference", "dir", "cached", "simplecache", "filecache",
+    "blockcache", "generic", "async_wrapper", "asyncwrapper", "local", "asynclocal", "arrow_hdfs",
 )  # fmt: skip
 _LONGEST_ANSWER = 1 << 26  # bytes of a list of links
 # Decides by the names below the source whether a file is wanted or, with ``whole=False``, whether a
@@ -123,42 +129,50 @@ def resolve(source: str) -> tuple[Any, str]:
     if "://" not in source:
         return pafs.LocalFileSystem(), _utf8(canonical(source))
     scheme = source.partition(":")[0]
-    if "::" in source or scheme.startswith(_WITHIN_OTHERS):
+    chained = "::" in source and scheme not in _ARROW_SCHEMES
+    if chained or scheme.startswith("fsspec+") or scheme in _WITHIN_OTHERS:
         raise CorpusError(
             f"{cut(source, most=200)} is in an archive, or behind another file system, where "
             "no corpus is read; unpack it, or name its files by their own address"
         )
-    if scheme in _ARROW_SCHEMES:
-        if scheme != "file":
-            _require_no_server(scheme, source)
-        # Names with spaces and letters beyond ASCII are written as they are, or escaped.
-        address = quote(_utf8(source), safe=_PLAIN)
-        if scheme in ("gs", "gcs"):
-            # Arrow's own limit is 15 minutes.
-            address += f"{'&' if '?' in source else '?'}retry_limit_seconds={_RETRY_SECONDS}"
-        try:
-            # Arrow asks Amazon for the region of a bucket.
-            with asking(source, content=True):
-                filesystem, path = pafs.FileSystem.from_uri(address)
-        except pa.ArrowNotImplementedError:
-            pass  # Arrow was built without it
-        except (OSError, pa.ArrowException) as error:
-            raise CorpusError(
-                f"{source} cannot be opened ({first_line(error)}); check the URI"
-            ) from error
-        else:
-            return filesystem, path
+    if scheme in _ARROW_SCHEMES and (found := _arrow(scheme, source)) is not None:
+        return found
     import fsspec
 
-    with asking(source):
-        try:
-            known, path = fsspec.core.url_to_fs(source, **_http_options(source))
-        except (ValueError, TypeError, ImportError) as error:
-            raise CorpusError(
-                f"{source} cannot be opened ({first_line(error)}); use a URI that pyarrow or an "
-                "installed fsspec package reads"
-            ) from error
+    try:
+        with asking(source):
+            try:
+                known, path = fsspec.core.url_to_fs(source, **_http_options(source))
+            except (ValueError, TypeError, ImportError) as error:
+                raise CorpusError(
+                    f"{source} cannot be opened ({first_line(error)}); use a URI that pyarrow or "
+                    "an installed fsspec package reads"
+                ) from error
+    except FileNotFoundError as error:
+        raise CorpusError(f"{source} does not exist; check the address") from error
     return pafs.PyFileSystem(_Handler(known)), path
+
+
+def _arrow(scheme: str, source: str) -> tuple[Any, str] | None:
+    """Return the file system of Arrow's for an address, None if Arrow was built without it."""
+    # Names with spaces and letters beyond ASCII are written as they are, or escaped.
+    address = quote(_utf8(source), safe=_PLAIN)
+    if scheme != "file":
+        _require_no_server(scheme, source)
+    if scheme in ("gs", "gcs") and "retry_limit_seconds=" not in source:
+        # Arrow's own limit is 15 minutes.
+        address += f"{'&' if '?' in source else '?'}retry_limit_seconds={_RETRY_SECONDS}"
+    try:
+        # Arrow asks Amazon for the region of a bucket.
+        with asking(source, content=True):
+            filesystem, path = pafs.FileSystem.from_uri(address)
+    except pa.ArrowNotImplementedError:
+        return None
+    except (OSError, pa.ArrowException) as error:
+        raise CorpusError(
+            f"{source} cannot be opened ({first_line(error)}); check the URI"
+        ) from error
+    return filesystem, path
 
 
 def _require_no_server(scheme: str, source: str) -> None:
@@ -166,18 +180,17 @@ def _require_no_server(scheme: str, source: str) -> None:
 
     It may come from an index that somebody else made.
     """
-    given = dict(parse_qsl(source.partition("?")[2], keep_blank_values=True))
-    servers = [f"{name}=" for name in given if name not in ("region", "user")]
-    authority = source.partition("://")[2].partition("/")[0].partition("?")[0]
+    authority = re.split(r"[/?#]", source.partition("://")[2], maxsplit=1)[0]
     host = authority.rpartition("@")[2]
+    given = dict(parse_qsl(source.partition("?")[2].partition("#")[0], keep_blank_values=True))
+    servers = [f"the option {name}" for name in given if name not in _OPTIONS]
     if scheme.startswith("abfs") and not re.fullmatch(_AZURE, host):
         servers.append(f"the host {host}")
     if servers:
+        remedy = "leave it out" + (", and set AWS_ENDPOINT_URL" if scheme == "s3" else "")
         raise CorpusError(
-            f"the corpus {cut(source, most=200)} has {servers[0]}, and no address of a corpus "
-            "says to which server keys are sent; leave it out"
-            + ", and set AWS_ENDPOINT_URL"
-            * (scheme == "s3")
+            f"the corpus {cut(source, most=200)} has {servers[0]}, and an address of a corpus "
+            f"may not say to which server keys are sent; {remedy}"
         )
     library = Path("libhdfs.so")
     if scheme in ("hdfs", "viewfs") and exists(library):

@@ -69,10 +69,14 @@ def inside(folder: Path, name: Any) -> Path:
 
 def weight_files(folder: Path) -> list[Path]:
     """Return the files of weights that a loader takes, as transformers chooses; empty for none."""
-    tensors = list_folder(folder, "*.safetensors")
-    if any(exists(folder / f"model.safetensors{end}") for end in ("", ".index.json")):
-        return _with_parts(tensors, folder)
-    return _with_parts(list_folder(folder, "pytorch_model*.bin") or tensors, folder)
+    files = list_folder(folder, "*.safetensors")
+    if not any(exists(folder / f"model.safetensors{end}") for end in ("", ".index.json")):
+        files = list_folder(folder, "pytorch_model*.bin") or files
+    found = _with_parts(files, folder)
+    # A configuration may name a file of weights, which then comes first.
+    if named := read_object(folder / "config.json").get("transformers_weights"):
+        found.append(inside(folder, named))
+    return found
 
 
 def _with_parts(files: Sequence[Path], folder: Path) -> list[Path]:

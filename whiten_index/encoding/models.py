@@ -56,8 +56,9 @@ _NOT_READ = (
     *_NO_CONTENT, "*.safetensors", "*.bin", "*.h5", "*.msgpack", "*.ot", "*.onnx", "*.gguf",
     "*.py", "onnx/*", "openvino/*", "modules.json", "sentence_bert_config.json", _SETTINGS,
 )  # fmt: skip
-# What a training leaves next to its model may grow, and the root of a disk has lost+found.
-_NOT_LOADED = (*_NO_CONTENT, "lost+found", "checkpoint-*", "runs")
+_UNREAD = (*_NO_CONTENT, "lost+found")
+# What a training leaves next to its model, which may grow.
+_OF_TRAINING = re.compile(r"runs|checkpoint-\d+")
 _VOLATILE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")
 _WIDTHS = ("hidden_size", "d_model", "dim", "n_embd")
 UNLIMITED = 1 << 30
@@ -172,11 +173,19 @@ class ModelFolder:
     def require_unchanged(self) -> None:
         """Refuse files that changed since they were hashed: others may have been loaded."""
         now = _states(self.root) | ({} if self.code is None else _states(self.code))
-        if changed := {path for path, _ in now.items() ^ self.states.items()}:
+        changed = {path for path, _ in now.items() ^ self.states.items()}
+        if not self.has_code:
+            read = {self.path, *(dense.path for dense in self.head)}
+            changed = {path for path in changed if not self._left_by_training(path, read)}
+        if changed:
             raise EncoderError(
                 f"{min(changed)} of model {self.name} changed while it was loaded; run the same "
                 "command again"
             )
+
+    def _left_by_training(self, path: Path, read: set[Path]) -> bool:
+        below = [each for each in path.parents if each.parent == self.root]
+        return any(_OF_TRAINING.fullmatch(each.name) and each not in read for each in below)
 
     def _digests(self, folder: Path, paths: Iterable[Path]) -> dict[str, Any]:
         """Return the digests of files by their names below a folder."""
@@ -194,7 +203,7 @@ _States = Mapping[Path, tuple[int, ...]]
 
 def _states(folder: Path) -> dict[Path, tuple[int, ...]]:
     """Return the states of the files below a folder, but for those that no loader reads."""
-    return {path: state_of(path) for path in walk_files(folder, leave_out=_NOT_LOADED)}
+    return {path: state_of(path) for path in walk_files(folder, leave_out=_UNREAD)}
 
 
 def embedded_path() -> Path | None:
@@ -314,10 +323,6 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
         raise EncoderError(f"{root} has no config.json; {name} must name a transformer's folder")
     _refuse_adapter(root)
     settings = read_object(root / "sentence_bert_config.json") if modules else {}
-    weights = weight_files(root)
-    # A configuration may name a file of weights, which then comes first.
-    if named := config.get("transformers_weights"):
-        weights.append(inside(root, named))
     if not any(list_folder(root, pattern) for pattern in _TOKENIZER):
         raise EncoderError(f"{root} holds no tokenizer for model {name}; complete the folder")
     refuse_settings(name, settings)
@@ -325,7 +330,7 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
     found = ModelFolder(
         path=root,
         config=config,
-        weights_sha256=files_sha256(weights, name=name, folder=root, what="weights"),
+        weights_sha256=files_sha256(weight_files(root), name=name, folder=root, what="weights"),
         pooling=pooling,
         max_length=_static_length(config) if static else _length(settings),
         longest=_longest(config, read_object(root / "tokenizer_config.json")),

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypedDict, Unpack
@@ -13,6 +13,7 @@ from pydantic import AfterValidator, StringConstraints
 from whiten_index.artifacts.manifest import Count, Positive, Sha256, Width, fingerprint, json_of
 from whiten_index.encoding.encoder_config import EMBEDDED, BackendName, DtypeName, EncoderConfig
 from whiten_index.errors import ConfigError, EncoderError
+from whiten_index.options import unknown
 
 DEFAULT_MAX_LENGTH = 512
 # Variable that names the endpoint of APIs, and the endpoint that its client takes without it.
@@ -186,6 +187,17 @@ class EncoderOpening(TypedDict, total=False):
     backend: BackendName
     threads: int | None
     base_url: str | None
+
+
+def require_options(given: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse options that are not known; a value, which may be a key, is not shown."""
+    names = [*known]
+    for name in given:
+        if name not in names:
+            raise ConfigError(
+                f"the option {unknown(name, names)}; a key of an API comes from the environment "
+                "alone (OPENAI_API_KEY)"
+            )
 
 
 def recorded_config(spec: Spec, **opening: Unpack[EncoderOpening]) -> EncoderConfig:

@@ -18,6 +18,9 @@ from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.encoding.tokenization import load_tokenizer, loading_model
 from whiten_index.errors import EncoderError
 
+# The records that end an archive: that of large ones, the place of it, and that of all.
+_END_BYTES = 56 + 20 + 22
+
 
 class LayerStates(nn.Module):
     """Hidden states (n, t, d) of some layers of a model, or of the last one where none is named."""
@@ -45,7 +48,7 @@ def load_transformer(
     transformers.utils.logging.disable_progress_bar()
     with loading_model(f"model {spec.model}"):
         for file in weight_files(folder.path):
-            if file.suffix == ".bin":
+            if file.suffix != ".safetensors":
                 with open_file(file) as opened:
                     _require_stored(opened)
         model, loading = transformers.AutoModel.from_pretrained(
@@ -103,14 +106,23 @@ def load_pickled(file: Path) -> Any:
 
 
 def _require_stored(opened: BinaryIO) -> None:
-    """Refuse an archive with packed parts, which may unpack to a thousand times their size."""
-    if not zipfile.is_zipfile(opened):
+    """Refuse an archive with packed parts, which may unpack to a thousand times their size.
+
+    Python and torch must find the same list of parts, at the place where torch writes it.
+    """
+    # By these torch tells an archive from a pickle.
+    if opened.read(4) != b"PK\3\4":
         return
-    archive = zipfile.ZipFile(opened)
-    parts = archive.infolist()
+    parts = zipfile.ZipFile(opened).infolist()
     packed = any(part.compress_type != zipfile.ZIP_STORED for part in parts)
-    unpacked = sum(part.file_size for part in parts)
-    # Python and torch find other lists of parts where bytes lie before the first, or behind all.
-    moved = archive.comment or min((part.header_offset for part in parts), default=0)
-    if packed or moved or unpacked > os.fstat(opened.fileno()).st_size:
+    unpacked, size = sum(part.file_size for part in parts), os.fstat(opened.fileno()).st_size
+    opened.seek(max(size - _END_BYTES, 0))
+    end = opened.read()
+    plain = end[-22:-18] == b"PK\5\6" and end[-2:] == b"\0\0"
+    large = (
+        end[-42:-38] == b"PK\6\7" and int.from_bytes(end[-34:-26], "little") != size - _END_BYTES
+    )
+    if not plain or large or packed or min((p.header_offset for p in parts), default=0):
+        raise LimitError("it is packed, or its list of parts is not where torch writes it")
+    if unpacked > size:
         raise LimitError("it is packed, and may unpack to any size")

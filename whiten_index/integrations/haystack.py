@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from tqdm import tqdm
 
+from whiten_index.encoding.spec import EncoderOpening, require_options
 from whiten_index.errors import ConfigError
 from whiten_index.integrations.lazy import IndexRetriever, importing, noted, open_transform
 from whiten_index.paths import absolute, require_no_secret, require_path
@@ -43,6 +44,7 @@ class _Embedder(_Written):
     ) -> None:
         """Take the settings, which are those of ``open_transform``; ``warm_up`` reads files."""
         require_path(str(source), what="the index or query transform")
+        require_options(options, ("k", *EncoderOpening.__annotations__))
         require_no_secret(options, what="the encoder")
         self.settings = {"source": str(source), **options}
         # Not written down: a file gives no permission.

@@ -11,11 +11,11 @@ from typing_extensions import Unpack
 
 from whiten_index.artifacts.files import MANIFEST, exists
 from whiten_index.corpus.batches import PASSAGE_TEXT
-from whiten_index.encoding.spec import EncoderOpening
+from whiten_index.encoding.spec import EncoderOpening, require_options
 from whiten_index.errors import ConfigError
 from whiten_index.paths import absolute, as_place, require_no_secret, require_path
 from whiten_index.search.query_transform import QueryTransform
-from whiten_index.search.search_index import Hit, SearchIndex, open_index
+from whiten_index.search.search_index import Hit, OpenOptions, SearchIndex, open_index
 from whiten_index.versions.published import CURRENT
 
 
@@ -118,6 +118,7 @@ class IndexRetriever:
         """
         require_path(str(index), what="the index")
         given = noted(options or {})
+        require_options(given, OpenOptions.__annotations__)
         require_no_secret(given, what="options")
         plain = {n: str(o) if isinstance(o, Path) else o for n, o in given.items()}
         self.settings: dict[str, Any] = {

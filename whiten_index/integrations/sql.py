@@ -6,6 +6,7 @@ index, and computed once if its argument is a constant. Behind a parameter,
 ``(SELECT whiten($1::vector))`` makes sure of that. Each term is one inner product of pgvector.
 """
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import replacing, require_path, require_replaceable
-from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.files import read_bytes, writing
 from whiten_index.errors import ConfigError
 from whiten_index.search.query_transform import QueryTransform
 from whiten_index.whitening.transform import Whitening
 
 RUN = "psql -v ON_ERROR_STOP=1 -f"
-# In the first lines of a script, which mark it as ours.
-_MARK, _HEAD_BYTES = "-- Made by whiten-index.", 2000
+_MARK = "-- Made by whiten-index."
+_MOST_BYTES = 1 << 30
+# Begins the last line of a script, which has the digest of those before: users add to scripts.
+_DIGEST = b"-- BLAKE2b of the lines above: "
 # First words of the comment of a function.
 _OURS = "whiten-index: "
 _TYPES = {"float32": "vector", "float16": "halfvec"}
@@ -73,6 +76,7 @@ def export_sql(
         terms=terms,
         comment=_literal(_OURS + facts),
     ).encode()
+    data += _last_line(data)
     path = require_path(file)
     require_replaceable(path, _is_function, "an exported function")
     with writing(path, kept=""), replacing(path) as temporary:
@@ -81,8 +85,16 @@ def export_sql(
 
 
 def _is_function(path: Path) -> bool:
-    with path.open("rb") as file:
-        return _MARK.encode() in file.read(_HEAD_BYTES)
+    try:
+        data = read_bytes(path, limit=_MOST_BYTES)
+    except ValueError:
+        return False
+    lines = data[: data.rfind(_DIGEST)]
+    return _MARK.encode() in lines and data == lines + _last_line(lines)
+
+
+def _last_line(data: bytes) -> bytes:
+    return _DIGEST + hashlib.blake2b(data).hexdigest().encode() + b"\n"
 
 
 def _steps(whitening: Whitening) -> list[str]:

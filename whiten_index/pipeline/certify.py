@@ -332,6 +332,8 @@ def recertify(config: CertifyConfig, *, progress: Progress | None = None) -> dic
     encoded = EncodeReport(base.store, base.record, Counts(), stages)
     given = {**config.inputs(), **asked}
     made = certificate(open_files(base.source), encoded, base.config, given)
+    if made["judgements"] != known["judgements"]:
+        raise ConfigError(OTHER_JUDGEMENTS)
     if not _same(known, {**made, "inputs": known["inputs"]}):
         raise ArtifactError(
             f"version {base.source.name} of {config.index} does not keep its certificate: it says "

@@ -144,6 +144,8 @@ def read_log(config: BuildConfig) -> Iterator[LabelTable]:
                     found = {column: taken[column].to_pylist()}
                     yield LabelTable(path, found, [column], numbers[first:last].tolist())
                 start += len(batch)
+        if start != rows:
+            raise OSError(f"its footer says {rows:,} rows, and it has {start:,}")
 
 
 def log_digest(config: BuildConfig) -> str | None:

@@ -14,7 +14,13 @@ from whiten_index.encoding.canary import require_alike, spec_with_canary
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.load_encoder import make_encoder, resolve_encoder
 from whiten_index.encoding.models import ModelFolder
-from whiten_index.encoding.spec import EncoderOpening, Spec, recorded_config, recorded_spec
+from whiten_index.encoding.spec import (
+    EncoderOpening,
+    Spec,
+    recorded_config,
+    recorded_spec,
+    require_options,
+)
 from whiten_index.encoding.window_encoder import WindowEncoder
 from whiten_index.errors import ArtifactError, ConfigError, EncoderError
 from whiten_index.paths import require_no_secret, require_text, shown
@@ -37,6 +43,7 @@ class QueryEncoder:
 
         ``instead`` is what the caller can do without an encoder, for the message.
         """
+        require_options(opening, EncoderOpening.__annotations__)
         require_no_secret(opening, what="the encoder")
         self._recorded, self._instead, self._opening = recorded, instead, opening
         self._encoder: WindowEncoder | None = None

@@ -124,7 +124,7 @@ class ServeOptions(OpeningOptions):
             try:
                 with reading(path):
                     found = read_bounded(path).decode().strip()
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError, ConfigError):
                 # It may be the token itself.
                 raise ConfigError(
                     "--token-file cannot be read, as there is no such file; write the token into "

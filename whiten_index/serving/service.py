@@ -340,7 +340,10 @@ def _embeddings(
 
 def _columns(opened: Opened, names: Sequence[str] | None) -> Sequence[str] | None:
     known = opened.bundle.documents.columns
-    if names is not None and (unknown := [name for name in names if name not in known]):
+    if names is None:
+        return None
+    names = list(dict.fromkeys(names))
+    if unknown := [name for name in names if name not in known]:
         raise ConfigError(
             f"column {shown(unknown[0])} is not kept; kept are {', '.join(known) or 'none'}"
         )

@@ -11,11 +11,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import AfterValidator, TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -52,6 +53,17 @@ class _Checkpoint(Described):
 _SCHEMA = Schema("checkpoint", 1, _Checkpoint)
 
 
+def _with_step(row: dict[str, int | float]) -> dict[str, int | float]:
+    if "step" not in row:
+        raise ValueError("a row of its curves has no step")
+    return row
+
+
+_Row = Annotated[dict[str, int | float], AfterValidator(_with_step)]
+# Losses since the last row of the curves, and those rows.
+_LOGGED = TypeAdapter(tuple[list[float], list[_Row]])
+
+
 def run(
     config: TrainingConfig,
     model: ContrastiveModel,
@@ -71,6 +83,8 @@ def run(
     total = config.max_steps or max(round(an_epoch * config.epochs), 1)
     state = _State(config, model)
     resumed = state.load(folder)
+    if resumed > total:
+        raise ArtifactError(f"{folder} has a checkpoint of step {resumed} of {total}; {_REMEDY}")
     if not state.curves and score is not None:
         # The weights before training are no candidate for the best.
         state.curves.append({"step": 0, "epoch": 0.0, **score(model)})
@@ -210,7 +224,8 @@ class _State:
                 state = load_pickled(path / _STATE)
                 self._optimizer.load_state_dict(state["optimizer"])
                 self._scaler.load_state_dict(state["scaler"])
-                self._losses, self.curves = state["losses"], state["curves"]
+                given = state["losses"], state["curves"]
+                self._losses, self.curves = _LOGGED.validate_python(given, strict=True)
                 self._model.load_state_dict(load_file(path / _WEIGHTS))
                 if exists(path / _BEST_WEIGHTS):
                     self.best = load_file(path / _BEST_WEIGHTS)

@@ -119,6 +119,8 @@ class LanceWriter(DatabaseWriter):
             schema=with_metadata(stored_schema(layout), made),
             mode="create" if before is None else "overwrite",
         )
+        if before is not None:
+            self._tidy(handle)  # of what that push wrote
         return Stored(made, pending=True, handle=handle)
 
     def _describe(self, stored: Stored) -> None:

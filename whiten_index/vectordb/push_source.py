@@ -46,7 +46,7 @@ from whiten_index.whitening.transform import Whitening
 
 # Vectors sent at once: a commit costs about as much as some thousand rows.
 _BATCH_BYTES, _MOST_ROWS = 1 << 26, 1 << 16
-# Texts in memory at once; a dictionary may name one long text in every row.
+# Texts in memory at once.
 _TEXT_BYTES = 1 << 27
 # Rows whose raw embeddings are in memory in float64.
 _ROWS_AT_ONCE = 8192
@@ -163,10 +163,11 @@ class PushSource:
                 raise ArtifactError(
                     f"{path} cannot be read ({error}); {mending(self.root)}"
                 ) from error
-            size = 1 << 31
+            table, size = None, 1 << 31
         if len(rows) < 2 or size <= _TEXT_BYTES:
             yield rows, table
             return
+        del table  # before its halves are taken
         for half in np.array_split(rows, 2):
             yield from self._parts(half)
 

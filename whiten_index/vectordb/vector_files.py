@@ -151,7 +151,6 @@ def write_rows(
     marked = {METADATA: sealed_json(facts).decode()}
     with contextlib.ExitStack() as open_files:
         open_files.enter_context(writing(path, kept=""))
-        open_files.enter_context(_refusals(path))
         places = [open_files.enter_context(replacing(each)) for each in written_files(path)]
         if ending(path) == NPY:
             earlier = _digests(written_files(path)[-1])
@@ -168,7 +167,8 @@ def write_rows(
         for batch in batches:
             vectors = vectors_of(batch).astype(layout.dtype, copy=False)
             changed = batch.set_column(at, field, vectors_array(vectors, layout.k))
-            writer.write_batch(changed.replace_schema_metadata(marked))
+            with _refusals(path):
+                writer.write_batch(changed.replace_schema_metadata(marked))
 
 
 @contextlib.contextmanager
@@ -201,6 +201,7 @@ def _write_npy(
             numbers = np.ascontiguousarray(vectors_of(batch), dtype=dtype)
             digest.update(numbers.data)
             file.write(numbers.data)
-            writer.write_batch(batch.select(names).replace_schema_metadata(marked))
+            with _refusals(documents):
+                writer.write_batch(batch.select(names).replace_schema_metadata(marked))
         others = [each for each in earlier if each != digest.hexdigest()][:_MOST_EARLIER]
         writer.add_key_value_metadata({_DIGEST: digest.hexdigest(), _EARLIER: " ".join(others)})

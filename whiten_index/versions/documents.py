@@ -27,36 +27,47 @@ _IDS_AT_ONCE = 1 << 20
 
 
 def write_documents(path: Path, tables: Iterable[pa.Table]) -> None:
-    """Write tables of one schema one after the other.
+    """Write tables of one schema one after the other, with the texts of dictionaries written out.
 
     Raises:
-        CorpusError: readers would refuse the file, as a dictionary names long texts in many rows.
+        CorpusError: a dictionary names long texts in so many rows that the file would be too large.
         ArtifactError: the kept columns of the tables differ.
     """
     writer: Any = None
-    size = 0
+    size = packed = 0
     # Through a file of Python's, as all else: Arrow's own hides which error the disk reports.
     with contextlib.ExitStack() as open_files:
         for table in tables:
+            packed += int(table.nbytes)
+            size += sum(map(unpacked_bytes, table.to_batches()))
+            try:
+                check_expanded(size, packed)
+            except LimitError as error:
+                raise CorpusError(
+                    f"the rows of the kept columns repeat long texts ({error}); leave their column "
+                    "out of --keep"
+                ) from error
             if writer is None:
-                schema, file = table.schema, open_files.enter_context(path.open("wb"))
+                schema, file = _plain(table.schema), open_files.enter_context(path.open("wb"))
                 writer = open_files.enter_context(pa.ipc.new_file(file, schema))
-            # Dictionaries and views may differ from part to part; types were compared before.
+            # Views may differ from part to part; types were compared before.
             try:
                 for batch in table.cast(schema).combine_chunks().to_batches():
                     writer.write_batch(batch)
-                    size += unpacked_bytes(batch)
             except (ValueError, NotImplementedError) as error:
                 raise ArtifactError(
                     f"the kept columns of parts of the store differ ({first_line(error)}); {REMEDY}"
                 ) from error
-        try:
-            check_expanded(size, 0 if writer is None else file.tell())
-        except LimitError as error:
-            raise CorpusError(
-                f"the rows of the kept columns repeat long texts ({error}); leave their column out "
-                "of --keep"
-            ) from error
+
+
+def _plain(schema: pa.Schema) -> pa.Schema:
+    return pa.schema(
+        [
+            each.with_type(each.type.value_type) if pa.types.is_dictionary(each.type) else each
+            for each in schema
+        ],
+        schema.metadata,
+    )
 
 
 class Documents:

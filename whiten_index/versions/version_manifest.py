@@ -77,6 +77,8 @@ class _Whitening(TypedDict):
     similarity: Literal["cosine", "dot"]
     remove_top: NotRequired[Count]
     rank: Count
+    variance_kept: Number
+    rows: Number
 
 
 @with_config({"extra": "allow"})
