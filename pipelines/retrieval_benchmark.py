@@ -82,7 +82,7 @@ class Job:
             raise ConfigError(f'job file {path} names no sets: sets = ["FOLDER", …]')
         split, store = named.pop("split", _SPLIT), named.pop("store", str(Path(out) / "store"))
         if not isinstance(split, str) or not isinstance(store, str):
-            raise ConfigError(f"job file {path} says split or store, and it is no text")
+            raise ConfigError(f"job file {path} says split or store, which must be texts")
         folders = tuple(path.parent / name for name in sets)
         if len({folder.name for folder in folders}) < len(folders):
             raise ConfigError(f"job file {path} names two sets alike; rename a folder")

@@ -9,6 +9,7 @@ import pytest
 from tests.helpers.bad_input import process
 from tests.objects.helpers import ROWS, SHARDS, build, corpus_file, hits, keys
 from whiten_index.errors import ArtifactError, StorageError
+from whiten_index.versions.gc import gc_store
 from whiten_index.versions.retention import describe_index, list_versions
 from whiten_index.versions.verify import verify_index, verify_paths
 
@@ -80,6 +81,26 @@ def test_a_machine_without_copies_makes_the_version_again(s3, bucket, machine, t
     assert not build(corpus, out=out).up_to_date
     machine("with a part")
     assert hits(out) == expected
+
+
+@pytest.mark.parametrize("damage", [flip, delete])
+def test_gc_puts_files_of_older_versions_there_again(s3, bucket, machine, tmp_path, damage):
+    """An update of a changed corpus reads none of them, and other machines have no copies."""
+    corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
+    build(corpus, out=out)
+    lost = [key for key in keys(s3, bucket, "index/store/") if "/digests/" in key]
+    lost += [
+        key for key in keys(s3, bucket, "index/store/") if "/rows/" in key and damage is delete
+    ]
+    before = {key: body(s3, bucket, key) for key in lost}
+    for key in lost:
+        damage(s3, bucket, key)
+    build(corpus_file(tmp_path / "c.parquet", seed=1), out=out)
+    gc_store(f"{out}/store", keep_days=0)
+    assert {key: body(s3, bucket, key) for key in lost} == before
+    machine("without copies")
+    gc_store(f"{out}/store", keep_days=0)
+    assert verify_index(out).sound
 
 
 @pytest.mark.parametrize("command", ["build", "search"])

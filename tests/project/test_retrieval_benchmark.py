@@ -72,7 +72,7 @@ def test_sets_that_cannot_be_measured_leave_the_report_to_the_others(
         ('out = "x"\nsets = ["a/s", "b/s"]', "names two sets alike"),
         ("out = ", "is not TOML"),
         ('out = "x"\nsets = ["a"]\nself = 1', "self is unknown; "),
-        ('out = "x"\nsets = ["a"]\nstore = {a = 1}', "split or store, and it is no text"),
+        ('out = "x"\nsets = ["a"]\nstore = {a = 1}', "split or store, which must be texts"),
     ],
 )
 def test_a_job_that_cannot_be_read_says_why(text, message, tmp_path):

@@ -40,6 +40,11 @@ from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.selection import Choice
 from whiten_index.whitening.transform import Whitening
 
+OTHER_JUDGEMENTS = (
+    "the queries or judgements are not those of the certificate; certify the index by them with "
+    "whiten-index certify"
+)
+
 
 @dataclass(frozen=True, eq=False)
 class BaseVersion:
@@ -200,12 +205,6 @@ def open_base(
     corpus = open_corpus(base.config, stages, dim=base.store.dim)
     check_early(base.config, corpus)
     return base, corpus, canaries
-
-
-OTHER_JUDGEMENTS = (
-    "the queries or judgements are not those of the certificate; certify the index by them with "
-    "whiten-index certify"
-)
 
 
 def required_certificate(base: BaseVersion) -> dict[str, Any]:

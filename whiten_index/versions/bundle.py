@@ -216,7 +216,8 @@ def open_files(version: Version, *, mapped: bool | None = None, device: str = "c
     version.check_changed()
     index, rows = bundle.index, version.fields["rows"]
     if not index.ntotal == len(bundle.documents) == rows or index.d != bundle.whitening.dim:
-        raise _unfit(version, f"it has not the {rows:,} rows of its manifest and of {DOCUMENTS}")
+        counts = f"it has {index.ntotal:,} rows, {DOCUMENTS} {len(bundle.documents):,}"
+        raise _unfit(version, f"{counts}, and its manifest says {rows:,}")
     return replace(bundle, placed=_placed(bundle, device, mapped=mapped or IVF_DATA in version))
 
 

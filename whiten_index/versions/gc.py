@@ -5,7 +5,7 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from whiten_index.store.embedding_store import (
     remove_bridged,
 )
 from whiten_index.store.notes import UNFINISHED
+from whiten_index.store.records import CorpusPart
 from whiten_index.versions.published import read_index_id
 from whiten_index.versions.references import (
     Reference,
@@ -133,6 +134,7 @@ def gc_store(
         removed.update(bridged=len(unnamed), bytes=sum(unnamed.values()))
         if not dry_run:
             for store, (paths, _, _) in zip(stores, garbage, strict=True):
+                store.keep_part_files(_parts_of(store, references))
                 removed["leftovers"] += store.tidy()
                 store.mirror.remove(*paths)
                 removed["leftovers"] += store.mirror.remove_unnamed(store.segments_folder)
@@ -162,14 +164,20 @@ def _unnamed(bridged: Sequence[Place], root: Place, indexes: Sequence[Place]) ->
     }
 
 
+def _parts_of(store: EmbeddingStore, references: Sequence[Reference]) -> Iterator[CorpusPart]:
+    """Yield the parts with rows that something needs of a store."""
+    for each in references:
+        if each.is_of(store):
+            yield from (part for part in each.record.parts if part.rows)
+
+
 def _garbage(
     store: EmbeddingStore, references: Sequence[Reference], since: float
 ) -> tuple[list[Path], Counter[str], Counter[str]]:
     """Return the paths that these do not need; count what they are, and what stays."""
     names, mirror = store.segment_names(), store.mirror
     needed = _needed_segments(store, names, references)
-    parts = (part for each in references if each.is_of(store) for part in each.record.parts)
-    files = {path for part in parts if part.rows for path in store.part_files(part)}
+    files = {path for part in _parts_of(store, references) for path in store.part_files(part)}
     paths = [store.segments_folder / name for name in names]
     # A time in the future counts too.
     recent = {path for path in paths if mirror.modified(path) > since}
