@@ -32,8 +32,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from whiten_index.errors import ConfigError, CorpusError
-from whiten_index.evaluation.judgements import to_text
-from whiten_index.evaluation.label_table import JSONL, PARQUET, TSV, LabelTable, label_files
+from whiten_index.evaluation.label_table import (
+    JSONL,
+    PARQUET,
+    TSV,
+    LabelTable,
+    label_files,
+    to_text,
+)
 from whiten_index.paths import shown
 
 _TEXT, _PAIR, _LABEL, _SPLIT = "text", ("sentence1", "sentence2"), "label", "split"

@@ -26,6 +26,8 @@ from whiten_index.evaluation.label_table import (
     LabelTable,
     read_lines,
     reading_parquet,
+    to_text,
+    to_utf8,
 )
 from whiten_index.evaluation.metrics import with_answers
 from whiten_index.paths import shown
@@ -132,17 +134,6 @@ def to_id(value: Any) -> str:
     return to_utf8(value)
 
 
-def to_utf8(value: Any) -> str:
-    """Return a text, which may be blank, for ``LabelTable.parse``."""
-    try:
-        str.encode(value)
-    except TypeError as error:
-        raise ValueError("a text") from error
-    except UnicodeEncodeError as error:
-        raise ValueError("a text that UTF-8 can hold, without half surrogates") from error
-    return str(value)
-
-
 def _to_grade(value: Any) -> int:
     whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
     if whole or (isinstance(value, str) and len(value) < 20 and _WHOLE.fullmatch(value)):
@@ -150,13 +141,6 @@ def _to_grade(value: Any) -> int:
         if abs(grade) <= _TOP_GRADE:
             return grade
     raise ValueError(f"a grade: a whole number such as 1, up to {_TOP_GRADE:,}")
-
-
-def to_text(value: Any) -> str:
-    """Return a text that is not blank, for ``LabelTable.parse``."""
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError("a text that is not blank")
-    return to_utf8(value)
 
 
 def to_score(value: Any) -> float:

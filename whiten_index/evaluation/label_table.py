@@ -116,6 +116,24 @@ class LabelTable:
             ) from error
 
 
+def to_text(value: Any) -> str:
+    """Return a text that is not blank, for ``LabelTable.parse``."""
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("a text that is not blank")
+    return to_utf8(value)
+
+
+def to_utf8(value: Any) -> str:
+    """Return a text, which may be blank, for ``LabelTable.parse``."""
+    try:
+        str.encode(value)
+    except TypeError as error:
+        raise ValueError("a text") from error
+    except UnicodeEncodeError as error:
+        raise ValueError("a text that UTF-8 can hold, without half surrogates") from error
+    return str(value)
+
+
 def label_files(paths: Iterable[str | Path], endings: Collection[str]) -> Iterator[list[Path]]:
     """Yield the file of each path alone, or the files of a folder that have one of the endings."""
     for path in map(Path, paths):

@@ -10,8 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.errors import ConfigError, CorpusError
-from whiten_index.evaluation.judgements import to_id, to_score, to_text
-from whiten_index.evaluation.label_table import JSONL, PARQUET, TSV, LabelTable, label_files
+from whiten_index.evaluation.judgements import to_id, to_score
+from whiten_index.evaluation.label_table import (
+    JSONL,
+    PARQUET,
+    TSV,
+    LabelTable,
+    label_files,
+    to_text,
+)
 
 _PAIR, _SCORE = ("sentence1", "sentence2"), "score"
 _DATASET, _SUBSET, _SPLIT = "dataset", "subset", "split"

@@ -17,6 +17,8 @@ from whiten_index.index.sizes import IndexBytes, expected_bytes
 
 AUTO = "auto"
 TARGET_RECALL = 0.95
+# One row in so many is held out at most, to set the effort of searches by.
+HELD_OUT_SHARE = 10
 # Exact search of so many rows takes some 10 ms, which lists do not better by enough to lose recall.
 EXACT_UP_TO_ROWS = 200_000
 LISTS_PER_ROOT = 4

@@ -6,11 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.errors import ConfigError
-from whiten_index.index.choice import IndexPlan
+from whiten_index.index.choice import HELD_OUT_SHARE, IndexPlan
 from whiten_index.index.factory import inner_index, is_exact, lists_of
 from whiten_index.index.gpu import DeviceIndex
 from whiten_index.index.library import first_line, load_faiss
-from whiten_index.index.tuning import HELD_OUT_SHARE
 from whiten_index.progress import Stages
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.index.choice import AUTO, IndexPlan, OperatingPoint
+from whiten_index.index.choice import AUTO, HELD_OUT_SHARE, IndexPlan, OperatingPoint
 from whiten_index.index.exact import Rows, Scores, Vectors, rounding
 from whiten_index.index.factory import inner_index, is_exact, lists_of
 from whiten_index.index.gpu import MOST_ON_GPU
@@ -18,8 +18,6 @@ from whiten_index.progress import Stages
 # Neighbours that are counted, and those that are needed to see ties and to leave out the query.
 TOP_K = 10
 NEIGHBOURS = TOP_K + 2
-# One row in so many is held out at most.
-HELD_OUT_SHARE = 10
 # Recall this near to the best that an index can give counts as the best.
 _AS_GOOD = 0.002
 # Twice the work that gains less than this, below the target, will not reach it.

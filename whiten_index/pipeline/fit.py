@@ -20,7 +20,8 @@ from whiten_index.artifacts.tensors import content_digest
 from whiten_index.distributed.executors import remote_call
 from whiten_index.encoding.canary import without_canary
 from whiten_index.errors import CorpusError, StorageError, WhiteningError
-from whiten_index.evaluation.judgements import JudgedQueries, to_text
+from whiten_index.evaluation.judgements import JudgedQueries
+from whiten_index.evaluation.label_table import to_text
 from whiten_index.evaluation.metrics import mean_interval
 from whiten_index.index.exact import exact_neighbours
 from whiten_index.pipeline.early_checks import possible_widths

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,10 +25,11 @@ from whiten_index.corpus.parquet_reader import SpanReader, check_footer
 from whiten_index.corpus.sharding import Span
 from whiten_index.corpus.sources import SourceFile
 from whiten_index.errors import ConfigError, CorpusError
-from whiten_index.evaluation.judgements import to_text
-from whiten_index.evaluation.label_table import PARQUET, LabelTable, reading_parquet
+from whiten_index.evaluation.label_table import PARQUET, LabelTable, reading_parquet, to_text
 from whiten_index.paths import cut
-from whiten_index.pipeline.build_config import BuildConfig
+
+if TYPE_CHECKING:
+    from whiten_index.pipeline.build_config import BuildConfig
 
 TEXT, EMBEDDING, _EXPECTED = "text", "embedding", "expected"
 # Of a longer log so many are drawn: beyond a hundred for each dimension moments hardly change.
@@ -108,7 +109,7 @@ def _ids(value: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(map(str, values)))
 
 
-def check_log(config: BuildConfig) -> tuple[SourceFile, pq.FileMetaData, str]:
+def check_log(config: "BuildConfig") -> tuple[SourceFile, pq.FileMetaData, str]:
     """Return the file of a log, its footer and the column that is read: embedding, or else text."""
     path = Path(str(config.query_log))
     with reading_parquet(path):
@@ -127,7 +128,7 @@ def check_log(config: BuildConfig) -> tuple[SourceFile, pq.FileMetaData, str]:
     return source, metadata, column
 
 
-def read_log(config: BuildConfig) -> Iterator[LabelTable]:
+def read_log(config: "BuildConfig") -> Iterator[LabelTable]:
     """Yield the one column that is read, of the queries drawn, in parts that fit in memory."""
     source, metadata, column = check_log(config)
     rng, rows = np.random.default_rng(config.seed), metadata.num_rows
@@ -148,7 +149,7 @@ def read_log(config: BuildConfig) -> Iterator[LabelTable]:
             raise OSError(f"its footer says {rows:,} rows, and it has {start:,}")
 
 
-def log_digest(config: BuildConfig) -> str | None:
+def log_digest(config: "BuildConfig") -> str | None:
     """Return the SHA-256 of the log, None without one."""
     if config.query_log is None:
         return None
