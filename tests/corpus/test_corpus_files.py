@@ -120,6 +120,16 @@ def test_an_id_of_a_megabyte_is_refused(tmp_path, packed):
         assert not [text for batch in found.batches() for text in batch.texts]
 
 
+def test_one_long_text_among_lists_of_short_ones_is_read(tmp_path):
+    """All values as long as the longest would be 1.5 GB."""
+    tags = [[f"tag {(row + n) % 500}" for n in range(5)] for row in range(30_000)]
+    tags[7] = ["x" * 10_000]
+    table = pa.table({"text": [f"text {row}" for row in range(30_000)], "tags": tags})
+    pq.write_table(table, tmp_path / "a.parquet")
+    (batch, *_) = read_all(open_corpus(tmp_path / "a.parquet", keep=("tags",)))
+    assert batch.documents["tags"][7].as_py() == ["x" * 10_000]
+
+
 def test_folders_without_end_are_refused(tmp_path):
     (tmp_path / Path(*["d"] * 99)).mkdir(parents=True)
     with pytest.raises(CorpusError, match="holds no Parquet file"):

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from whiten_index.artifacts.limits import check_expanded
+from whiten_index.corpus.arrow_types import unpacked_bytes
 from whiten_index.corpus.sharding import Span
 from whiten_index.corpus.sources import SourceFile, asking, to_parquet
 from whiten_index.errors import CorpusError
@@ -180,7 +181,10 @@ def _rows_at_once(
         first = packed.iter_batches(batch_size=1, row_groups=[group], columns=texts)
         batch = next(first, None)
         longest = sum(map(_longest, batch.columns)) if batch is not None else 0
-        check_expanded(longest * listed, file.packed)  # one row may have them all
+        if longest * listed > _UNPACKED_BYTES:
+            # One row may have them all.
+            again = packed.iter_batches(_BATCH_ROWS, row_groups=[group], columns=texts)
+            check_expanded(sum(map(unpacked_bytes, again)), file.packed)
         rows = min(rows, int(_BATCH_BYTES / max(longest * values, 1)))
     if width * rows > _UNPACKED_BYTES:
         rows = int(_BATCH_BYTES / width)
