@@ -44,7 +44,7 @@ def write(folder: Path, kept: pa.Array, seed: int) -> None:
 
 
 def test_categories_of_several_files_are_kept(tmp_path: Path) -> None:
-    """Each file, and each of its row groups, has values of its own."""
+    """The values of the column differ from file to file and from row group to row group."""
     for number in range(2):
         words = pa.array([f"word {row % 7} of {number}" for row in range(ROWS)])
         write(tmp_path / f"c{number}", words.dictionary_encode(), seed=number)
