@@ -110,7 +110,7 @@ def _require_stored(opened: BinaryIO) -> None:
 
     Python and torch must find the same list of parts, at the place where torch writes it.
     """
-    # By these torch tells an archive from a pickle.
+    # torch takes a file that begins otherwise for a pickle.
     if opened.read(4) != b"PK\3\4":
         return
     parts = zipfile.ZipFile(opened).infolist()
@@ -119,10 +119,7 @@ def _require_stored(opened: BinaryIO) -> None:
     opened.seek(max(size - _END_BYTES, 0))
     end = opened.read()
     plain = end[-22:-18] == b"PK\5\6" and end[-2:] == b"\0\0"
-    large = (
-        end[-42:-38] == b"PK\6\7" and int.from_bytes(end[-34:-26], "little") != size - _END_BYTES
-    )
-    if not plain or large or packed or min((p.header_offset for p in parts), default=0):
+    large, place = end[-42:-38] == b"PK\6\7", int.from_bytes(end[-34:-26], "little")
+    moved = not plain or (large and place != size - _END_BYTES)
+    if packed or unpacked > size or moved or min((p.header_offset for p in parts), default=0):
         raise LimitError("it is packed, or its list of parts is not where torch writes it")
-    if unpacked > size:
-        raise LimitError("it is packed, and may unpack to any size")
