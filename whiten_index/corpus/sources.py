@@ -57,7 +57,8 @@ _LOAD = "import datasets; datasets.load_from_disk(%s).to_parquet(%s)"
 _PLAIN = "".join(map(chr, range(33, 127)))
 _HIDDEN = "._"
 _MOST_LEVELS = 100
-_ARROW_SCHEMES = ("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
+_HADOOP = ("hdfs", "viewfs")
+_ARROW_SCHEMES = ("file", "s3", "gs", "gcs", "abfs", "abfss", *_HADOOP)
 # Options of their addresses that do not say where keys are sent.
 _OPTIONS = (
     "region", "user", "project_id", "retry_limit_seconds", "allow_bucket_creation",
@@ -163,8 +164,8 @@ def _arrow(scheme: str, source: str) -> tuple[Any, str] | None:
         # Arrow's own limit is 15 minutes.
         address += f"{'&' if '?' in source else '?'}retry_limit_seconds={_RETRY_SECONDS}"
     try:
-        # Arrow asks Amazon for the region of a bucket.
-        with asking(source, content=True):
+        # Arrow asks Amazon for the region of a bucket, and connects to Hadoop.
+        with asking(source, content=scheme not in _HADOOP):
             filesystem, path = pafs.FileSystem.from_uri(address)
     except pa.ArrowNotImplementedError:
         return None
@@ -193,7 +194,7 @@ def _require_no_server(scheme: str, source: str) -> None:
             f"may not say to which server keys are sent; {remedy}"
         )
     library = Path("libhdfs.so")
-    if scheme in ("hdfs", "viewfs") and exists(library):
+    if scheme in _HADOOP and exists(library):
         raise CorpusError(
             f"Arrow would run {library.absolute()}; work in another folder, and name that of "
             "Hadoop's library with ARROW_LIBHDFS_DIR"

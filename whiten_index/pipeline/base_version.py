@@ -21,7 +21,7 @@ from whiten_index.pipeline.encode import open_corpus
 from whiten_index.pipeline.executor_session import with_absolute_paths
 from whiten_index.pipeline.fit import Fitted
 from whiten_index.pipeline.query_files import CanaryFile, log_digest
-from whiten_index.pipeline.update_config import UpdateConfig
+from whiten_index.pipeline.update_config import OTHER_JUDGEMENTS, UpdateConfig
 from whiten_index.progress import Stages
 from whiten_index.search.query_encoder import QueryEncoder
 from whiten_index.store.embedding_store import EmbeddingStore
@@ -39,11 +39,6 @@ from whiten_index.versions.references import corpus_record, open_store
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.selection import Choice
 from whiten_index.whitening.transform import Whitening
-
-OTHER_JUDGEMENTS = (
-    "the queries or judgements are not those of the certificate; certify the index by them with "
-    "whiten-index certify"
-)
 
 
 @dataclass(frozen=True, eq=False)

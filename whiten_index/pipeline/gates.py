@@ -1,4 +1,4 @@
-"""Gates that a new version must pass: counts, codes, canaries and size."""
+"""Gates that a new version must pass: counts, codes, canaries, size and certificate."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from whiten_index.index.transforms import is_lossy
 from whiten_index.index.tuning import others_of
 from whiten_index.pipeline.encode import EncodeReport
 from whiten_index.pipeline.query_files import CanaryFile
-from whiten_index.pipeline.update_config import GateConfig
+from whiten_index.pipeline.update_config import LEAST_QUESTIONS, OTHER_JUDGEMENTS, GateConfig
 from whiten_index.search.rerank import Reranker
 from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.versions.bundle import Bundle
@@ -346,3 +346,33 @@ def _least_self(inner: Any, least: float | None) -> float:
         # Codes so coarse that many rows share one, or a graph torn by copies of one row.
         return least
     return _LEAST_SELF_OF_GRAPH if is_graph(inner) else _LEAST_SELF
+
+
+def certificate_gate(
+    made: Mapping[str, Any], most: float, before: Mapping[str, Any] | None = None
+) -> Gate:
+    """Return the gate of a certificate: no stratum may lose more than ``most`` points.
+
+    Nor may a value of a column be measured no more that the certificate ``before`` measured, nor
+    other judgements be asked.
+    """
+    gate = Gate("certificate", {"at_most": made["at_most"]}, {"at_most": most})
+    for each in (made, *made["strata"]):
+        least, greatest = each["interval"]
+        what = f"questions with {each['by']} {each['value']}" if "by" in each else "all questions"
+        said = (
+            f"{what} lose {each['loss']:.2f} points of {made['measure']} ({least:.2f} to "
+            f"{greatest:.2f}, 95 %), and {most:g} are allowed"
+        )
+        gate.blame({said: greatest > most})
+    gate.blame({OTHER_JUDGEMENTS: (before or made)["judgements"] != made["judgements"]})
+    # A column of more values than before is cut into thirds now.
+    thirds = {one["by"] for one in made["strata"]} - {*made["inputs"]["by"]}
+    columns = {name for name in made["inputs"]["by"] if not any(name in each for each in thirds)}
+    was, now = (
+        {(one["by"], one["value"]) for one in some["strata"] if one["by"] in columns}
+        for some in (before or made, made)
+    )
+    for by, value in sorted(was - now):
+        gate.blame({f"fewer than {LEAST_QUESTIONS} questions are left with {by} {value}": True})
+    return gate

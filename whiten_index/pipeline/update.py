@@ -28,7 +28,7 @@ from whiten_index.pipeline.base_version import (
     required_certificate,
 )
 from whiten_index.pipeline.build_config import BuildConfig
-from whiten_index.pipeline.certify import certificate, certificate_gate
+from whiten_index.pipeline.certificate import certificate
 from whiten_index.pipeline.changes import (
     Changes,
     StoredRows,
@@ -40,7 +40,7 @@ from whiten_index.pipeline.changes import (
 from whiten_index.pipeline.encode import EncodeReport, encode_shards
 from whiten_index.pipeline.executor_session import executor_session
 from whiten_index.pipeline.fit import fit_moments, fit_whitening
-from whiten_index.pipeline.gates import require_passed, run_gates
+from whiten_index.pipeline.gates import certificate_gate, require_passed, run_gates
 from whiten_index.pipeline.labels import read_labels
 from whiten_index.pipeline.publish import (
     BuildReport,

@@ -19,6 +19,12 @@ from whiten_index.paths import as_place, require_path
 from whiten_index.pipeline.build_options import JUDGEMENTS, JudgementOptions, RunnerOptions
 
 GATES = "Gates"
+# Of a certificate and each of its strata, and why a gate or a check does not go by it.
+LEAST_QUESTIONS = 30
+OTHER_JUDGEMENTS = (
+    "the queries or judgements are not those of the certificate; certify the index by them with "
+    "whiten-index certify"
+)
 # Each canary is compared with every row.
 _MOST_CANARIES, _MOST_GROWTH = 1_000_000, 1e12
 
