@@ -98,7 +98,7 @@ def test_a_model_that_changes_while_it_is_loaded_is_refused(folder, tmp_path, mo
                 (tmp_path / "kept").rename(path)
 
     monkeypatch.setattr("transformers.AutoModel.from_pretrained", swapped)
-    with pytest.raises(EncoderError, match=r"changed while it was loaded.*; run the same"):
+    with pytest.raises(EncoderError, match=r"changed while it was used.*; run the same"):
         load(folder)
     monkeypatch.undo()
     load(folder)

@@ -1,7 +1,9 @@
 """``whiten-index export``: what it says of each form, and what it refuses."""
 
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -9,6 +11,12 @@ import pytest
 from tests.helpers import tiny_models
 from tests.helpers.bad_input import one_object, run, succeed
 from whiten_index import BuildConfig, QueryTransform, build_index
+from whiten_index.encoding.load_encoder import load_encoder
+from whiten_index.errors import EncoderError
+from whiten_index.integrations.sentence_transformers import export_model
+from whiten_index.whitening.moments import Moments
+from whiten_index.whitening.transform import Whitening
+from whiten_index.whitening.whitening_config import WhiteningConfig
 
 K = 6
 FORMS = {"matrix": "w.safetensors", "query": "q", "sentence-transformers": "m", "sql": "w.sql"}
@@ -58,6 +66,51 @@ def test_a_script_of_a_user_is_not_replaced(index: Path, tmp_path: Path, how: st
     status, _, stderr = run("export", index, path)
     assert (status, path.read_bytes()) == (2, before), stderr
     assert "something else than an exported function" in stderr
+
+
+@pytest.fixture
+def dense(tmp_path: Path) -> tuple[Path, QueryTransform]:
+    """A model with a layer after its pooling, and a transform of its embeddings."""
+    model = tiny_models.add_modules(tiny_models.bert(tmp_path / "m"), "mean", tiny_models.dense())
+    encoder = load_encoder(str(model))
+    moments = Moments.of(encoder.encode(tiny_models.texts(80)).astype(np.float64))
+    whitening = Whitening.fit(moments, WhiteningConfig(k=K))
+    return model, QueryTransform(whitening, encoder.spec.to_json())
+
+
+def test_links_in_a_model_of_others_are_not_followed(
+    dense: tuple[Path, QueryTransform], tmp_path: Path
+) -> None:
+    model, transform = dense
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "key").write_text("of mine")
+    layer = next(model.glob("2_*"))
+    (layer / "notes").symlink_to(tmp_path / "private")
+    for name in "ab":
+        (layer / name).symlink_to(".")
+    export_model(transform, tmp_path / "out")
+    made = {path.name for path in (tmp_path / "out" / "2_Dense").iterdir()}
+    assert made == {"config.json", "model.safetensors"}
+    (model / "LICENSE").symlink_to(tmp_path / "private" / "key")
+    with pytest.raises(EncoderError, match=r"LICENSE of model .* is a link to a file outside"):
+        export_model(transform, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_model_that_is_replaced_while_it_is_copied_is_not_exported(
+    dense: tuple[Path, QueryTransform], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, transform = dense
+    real = shutil.copyfile
+
+    def replaced(source: Path, target: Path) -> None:
+        (model / "model.safetensors").touch()
+        real(source, target)
+
+    monkeypatch.setattr("shutil.copyfile", replaced)
+    with pytest.raises(EncoderError, match=r"model\.safetensors .* changed while it was used"):
+        export_model(transform, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 
 from tests.helpers.tiny_models import packed
 from tests.training.helpers import Stops, evaluated, require_same
+from whiten_index.artifacts.atomic import temporary_folder
 from whiten_index.artifacts.manifest import describe_file, write_manifest
 from whiten_index.errors import ArtifactError, ConfigError, EncoderError, StorageError
 from whiten_index.training.train import train_encoder
@@ -73,8 +74,12 @@ def test_what_a_training_left_that_died_at_its_very_end_is_removed(
         with pytest.raises(KeyboardInterrupt):
             train_encoder(config(), pairs=pairs)
     assert (tmp_path / "model.training" / "checkpoint-6").exists()
+    with temporary_folder(tmp_path / "model") as left:
+        pass
+    left.mkdir()  # as one has that was killed right after its rename
     assert train_encoder(config(), pairs=pairs).again
     assert not (tmp_path / "model.training").exists()
+    assert not left.exists()
 
 
 @pytest.mark.parametrize("how", ["truncate", "remove"])
@@ -164,20 +169,24 @@ def test_an_error_of_the_system_is_none_of_a_checkpoint(
         train_encoder(config())
 
 
-def test_a_model_that_changes_while_it_is_loaded_is_not_trained(
-    config: Any, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("when", ["loaded", "written"])
+def test_a_model_that_changes_is_not_trained(
+    config: Any, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     folder = tmp_path / "first"
     shutil.copytree(tiny_model, folder)
-    real = transformers.AutoModel.from_pretrained
+    place = {"loaded": "AutoModel", "written": "BertModel"}[when]
+    name = {"loaded": "from_pretrained", "written": "forward"}[when]
+    real = getattr(getattr(transformers, place), name)
 
     def touched(*arguments: Any, **options: Any) -> Any:
-        (folder / "model.safetensors").touch()
+        (folder / "tokenizer.json").touch()
         return real(*arguments, **options)
 
-    monkeypatch.setattr("transformers.AutoModel.from_pretrained", touched)
-    with pytest.raises(EncoderError, match="changed while it was loaded"):
+    monkeypatch.setattr(f"transformers.{place}.{name}", touched)
+    with pytest.raises(EncoderError, match="changed while it was used"):
         train_encoder(config(model=str(folder)))
+    assert not (tmp_path / "model").exists()
 
 
 def test_a_checkpoint_under_the_name_of_another_step_is_told(config: Any, tmp_path: Path) -> None:

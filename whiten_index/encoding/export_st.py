@@ -1,6 +1,7 @@
 """Folders of sentence-transformers, written without it."""
 
 import json
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from whiten_index.artifacts.files import fsync_path, is_file, list_folder, walk_files
+from whiten_index.artifacts.files import fsync_path, is_file, list_folder, resolved, walk_files
 from whiten_index.artifacts.manifest import write_json
 from whiten_index.encoding.model_files import POOLING_FLAGS, weight_files
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec
+from whiten_index.errors import EncoderError
 
 _HOME = "sentence_transformers.models."
 MARK = "whiten_index.json"
@@ -25,16 +27,18 @@ _LEFT = (
     "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", MARK,
     "data_config.json", "adapter_config.json",
 )  # fmt: skip
+# Where the cache of a hub keeps the files of models, by digest.
+_BLOB = re.compile(r"/blobs/[0-9a-f]{40,64}$")
 
 
 @dataclass(frozen=True, eq=False)
 class Module:
-    """A module after the first: its class, configuration, and weights or a folder to copy."""
+    """A module after the first: its class, configuration, and weights or files to copy."""
 
     kind: str
     config: Mapping[str, Any] = field(default_factory=dict)
     weights: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
-    source: Path | None = None
+    files: Sequence[Path] = ()
 
 
 def pooling_module(spec: EncoderSpec, width: int) -> Module:
@@ -53,15 +57,20 @@ def write_folder(
     weights: bool = True,
     similarity: str = "cosine",
 ) -> None:
-    """Make a folder of a model's own files, with its weights or without, and of more modules."""
+    """Make a folder of a model's own files, with its weights or without, and of more modules.
+
+    Raises:
+        EncoderError: a file of the model changed since it was opened, or is a link to a file that
+            belongs to no model.
+    """
     path.mkdir()
     for pattern in _COPIED:
         for file in list_folder(model.path, pattern):
             index = file.name.endswith(".index.json") and not weights
             if file.name not in _LEFT and not index and is_file(file):
-                shutil.copyfile(file, path / file.name)
+                _copy(file, path, model)
     for file in weight_files(model.path) if weights else ():
-        shutil.copyfile(file, path / file.name)
+        _copy(file, path, model)
     config = dict(model.config)
     # Otherwise the weights would be loaded in the type of their file.
     config |= dict.fromkeys(("dtype", "torch_dtype"), "float32")
@@ -77,19 +86,31 @@ def write_folder(
         "similarity_fn_name": similarity,
     }
     write_json(path / "config_sentence_transformers.json", settings)
-    _write_modules(path, modules)
+    _write_modules(path, modules, model)
+    model.require_unchanged()
 
 
-def _write_modules(path: Path, modules: Sequence[Module]) -> None:
+def _copy(file: Path, folder: Path, model: ModelFolder) -> None:
+    """Copy a file of a model, which somebody else may have made, to a folder for others."""
+    found = resolved(file)
+    if not found.is_relative_to(resolved(model.root)) and not _BLOB.search(str(found)):
+        raise EncoderError(
+            f"{file} of model {model.name} is a link to a file outside of the model; if it belongs "
+            "to the model, put a copy in its place"
+        )
+    shutil.copyfile(found, folder / file.name)
+
+
+def _write_modules(path: Path, modules: Sequence[Module], model: ModelFolder) -> None:
     """Write ``modules.json``, and a folder for each module but the Transformer, which is first."""
     listed = [{"idx": 0, "name": "0", "path": "", "type": f"{_HOME}Transformer"}]
     for number, module in enumerate(modules, start=1):
         name = f"{number}_{module.kind}"
         inside = path / name
         inside.mkdir()
-        if module.source is not None:
-            shutil.copytree(module.source, inside, dirs_exist_ok=True)
-        else:
+        for file in module.files:
+            _copy(file, inside, model)
+        if not module.files:
             write_json(inside / "config.json", dict(module.config))
         if module.weights:
             arrays = {key: np.ascontiguousarray(value) for key, value in module.weights.items()}

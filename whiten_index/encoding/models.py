@@ -179,7 +179,7 @@ class ModelFolder:
             changed = {path for path in changed if not self._left_by_training(path, read)}
         if changed:
             raise EncoderError(
-                f"{min(changed)} of model {self.name} changed while it was loaded; run the same "
+                f"{min(changed)} of model {self.name} changed while it was used; run the same "
                 "command again"
             )
 

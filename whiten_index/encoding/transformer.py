@@ -113,13 +113,16 @@ def _require_stored(opened: BinaryIO) -> None:
     # torch takes a file that begins otherwise for a pickle.
     if opened.read(4) != b"PK\3\4":
         return
-    parts = zipfile.ZipFile(opened).infolist()
+    archive = zipfile.ZipFile(opened)
+    parts = archive.infolist()
     packed = any(part.compress_type != zipfile.ZIP_STORED for part in parts)
     unpacked, size = sum(part.file_size for part in parts), os.fstat(opened.fileno()).st_size
     opened.seek(max(size - _END_BYTES, 0))
     end = opened.read()
     plain = end[-22:-18] == b"PK\5\6" and end[-2:] == b"\0\0"
     large, place = end[-42:-38] == b"PK\6\7", int.from_bytes(end[-34:-26], "little")
-    moved = not plain or (large and place != size - _END_BYTES)
-    if packed or unpacked > size or moved or min((p.header_offset for p in parts), default=0):
+    # Python looks for the list where it must end, torch where the end record says that it begins.
+    stated = int.from_bytes(end[48:56] if large else end[-6:-2], "little")
+    moved = not plain or stated != archive.start_dir or (large and place != size - _END_BYTES)
+    if packed or unpacked > size or moved:
         raise LimitError("it is packed, or its list of parts is not where torch writes it")

@@ -25,7 +25,7 @@ from whiten_index.artifacts.manifest import (
     write_manifest,
 )
 from whiten_index.encoding.export_st import MARK, Module, flush, pooling_module, write_folder
-from whiten_index.encoding.model_files import POOLING_FLAGS
+from whiten_index.encoding.model_files import POOLING_FLAGS, weight_files
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.errors import ConfigError
@@ -94,7 +94,9 @@ def _modules(spec: EncoderSpec, model: ModelFolder, affine: Affine) -> list[Modu
         shares = {"layer_weights": np.array(chosen, dtype=np.float32)}
         modules.append(Module("WeightedLayerPooling", layers, shares))
     modules.append(pooling_module(spec, model.hidden_size))
-    modules += [Module("Dense", source=dense.path) for dense in model.head]
+    for dense in model.head:
+        files = [dense.path / "config.json", *weight_files(dense.path)]
+        modules.append(Module("Dense", files=files))
     if affine.normalize_input:
         modules.append(Module("Normalize"))
     rows, columns = affine.matrix.shape

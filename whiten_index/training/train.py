@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whiten_index.artifacts import manifest
-from whiten_index.artifacts.atomic import discard, replace_folder, require_free, require_path
+from whiten_index.artifacts.atomic import (
+    discard,
+    remove_killed,
+    replace_folder,
+    require_free,
+    require_path,
+)
 from whiten_index.artifacts.files import is_folder, list_folder, resolved
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import Described, Schema
@@ -109,6 +115,8 @@ def train_encoder(
     }
     # Before anything is written.
     done = _finished(out, identity)
+    if done is not None:
+        remove_killed(out.parent, out)
     if done is not None and not is_folder(work):
         return TrainReport(out, done, stages, again=True)
     if done is None and {*_entries(work)} - {*checkpoints(work)}:
