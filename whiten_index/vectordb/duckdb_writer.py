@@ -31,7 +31,7 @@ from whiten_index.artifacts.atomic import remove_killed, temporary_folder
 from whiten_index.artifacts.files import is_file, resolved
 from whiten_index.corpus.arrow_types import replaced_leaves
 from whiten_index.corpus.batches import ID
-from whiten_index.errors import ConfigError
+from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.database_writer import Find, Hit, Stored
 from whiten_index.vectordb.engine_options import Effort
 from whiten_index.vectordb.engine_support import literal, quoted
@@ -48,13 +48,17 @@ _FOUND = (
     "AND lower(table_name) = $1 UNION ALL SELECT '', '' FROM duckdb_views() "
     "WHERE database_name = 'db' AND schema_name = 'main' AND lower(view_name) = $1"
 )
+# The index that a push made on a table.
+_ITS_INDEX = (
+    "FROM duckdb_indexes() WHERE database_name = 'db' AND schema_name = 'main' AND "
+    "lower(table_name) = $1 AND (index_name = $1 || '_vector_idx' AND sql LIKE '%HNSW (vector);')"
+)
 # What users added to a table of some columns with an index.
 _ADDED = (
     "SELECT if(comment IS NULL, 'column ', 'comment on column ') || column_name "
     "FROM duckdb_columns() WHERE database_name = 'db' AND schema_name = 'main' AND "
     "lower(table_name) = $1 AND (comment IS NOT NULL OR NOT list_contains($2, column_name)) "
-    "UNION ALL SELECT 'index ' || index_name FROM duckdb_indexes() WHERE database_name = 'db' AND "
-    "schema_name = 'main' AND lower(table_name) = $1 AND index_name <> $1 || '_vector_idx' "
+    f"UNION ALL SELECT 'index ' || index_name {_ITS_INDEX} = FALSE "
     "UNION ALL SELECT 'constraint ' || constraint_text FROM duckdb_constraints() WHERE "
     "database_name = 'db' AND schema_name = 'main' AND lower(table_name) = $1"
 )
@@ -115,6 +119,7 @@ class DuckWriter(FileWriter):
             raise ConfigError("DuckDB keeps no float16; leave --dtype out")
         created = Stored(replace(made, name=f"{self._name}__pending"), True, self._database)
         with self._transaction():
+            self._find(pending=True)
             self._database.register(_ROWS, _stored_schema(layout).empty_table())
             self._run(f"CREATE OR REPLACE TABLE {_table(created.name)} AS FROM {_ROWS}")
             self._describe(created)
@@ -159,7 +164,10 @@ class DuckWriter(FileWriter):
 
     def _discard(self, held: Stored | None) -> None:  # noqa: ARG002
         self._undo_swap()
-        self._run(f"DROP TABLE IF EXISTS {_table(f'{self._name}__pending')}")
+        # A table of that name that no push made stays.
+        with suppress(DatabaseError):
+            if (found := self._find(pending=True)) is not None:
+                self._run(f"DROP TABLE {_table(found.name)}")
 
     def _remove(self, published: Stored) -> None:
         self._run(f"DROP TABLE {_table(published.name)}")
@@ -174,7 +182,8 @@ class DuckWriter(FileWriter):
         if self._options.index == "hnsw":
             # They end with a new table.
             self._require_replaceable()
-        self._run(f"DROP INDEX IF EXISTS db.main.{self._name}_vector_idx")
+        if self._run(f"SELECT 1 {_ITS_INDEX}", self._name).fetchone():
+            self._run(f"DROP INDEX db.main.{self._name}_vector_idx")
 
     def _end_changes(self, changed: Stored) -> None:
         if self._options.index == "hnsw":
