@@ -8,8 +8,11 @@ import pytest
 
 from tests.helpers import updates
 from tests.helpers.updates import Place, assert_holds, ids_of, some_rows, version_of
+from whiten_index.errors import ArtifactError
 from whiten_index.pipeline.plan import plan_update
+from whiten_index.pipeline.update import update_index
 from whiten_index.pipeline.update_config import UpdateConfig
+from whiten_index.progress import Progress
 
 indexed, place = updates.indexed, updates.place
 
@@ -74,3 +77,23 @@ def test_other_content_of_the_same_size_and_time_is_seen(place: Place, how: str)
     assert path.read_bytes() != data
     assert skipped(place) == 1
     assert_holds(place)
+
+
+@pytest.mark.parametrize("name", ["whitening.safetensors", "moments.safetensors", "index.faiss"])
+def test_a_file_damaged_while_an_update_runs_is_not_carried_on(place: Place, name: str) -> None:
+    before = (place.out / "CURRENT").read_text()
+    file = version_of(place.out) / name
+
+    class Damages(Progress):
+        def start(self, stage: str, total: int) -> None:
+            if stage == "encode":
+                content = bytearray(file.read_bytes())
+                content[-8] ^= 1
+                file.write_bytes(content)
+
+    place.change()
+    place.write()
+    config = UpdateConfig(index=str(place.out), threads=1)
+    with pytest.raises(ArtifactError, match=rf"{name} is damaged: .*checksum"):
+        update_index(config, progress=Damages())
+    assert (place.out / "CURRENT").read_text() == before

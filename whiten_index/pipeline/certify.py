@@ -66,9 +66,10 @@ def certify_index(config: CertifyConfig, *, progress: Progress | None = None) ->
             raise GateError(f"the index is not certified: {gate.why}", gates=[gate.to_json()])
         version = next_version(out, base.fields["identity"], mirror)
         with new_version(out, version, mirror) as (folder, fields):
-            for name in base.source.fields["files"]:
-                if name != CHANGES:
-                    _link(base.source.file(name), folder / name)
+            kept = base.source.fields["files"].keys() - {CHANGES}
+            for name in kept:
+                _link(base.source.file(name), folder / name)
+            base.source.check_read(*kept)
             fields |= {**base.fields, "version": version, "certificate": made}
             none = StoredRows(base.store, [])
             documents = count_documents(base.store, base.record.parts, passages=base.passages)

@@ -26,7 +26,7 @@ from whiten_index.index.choice import IndexPlan
 from whiten_index.index.exact import Rows, Scores, Vectors, exact_neighbours, recall
 from whiten_index.index.factory import inner_index
 from whiten_index.index.faiss_build import CodeReuse, IndexBuildResult, build_faiss_index
-from whiten_index.index.library import describe_faiss
+from whiten_index.index.library import INDEX, describe_faiss
 from whiten_index.index.ondisk_ivf import IVF_DATA
 from whiten_index.index.transforms import is_lossy
 from whiten_index.index.tuning import has_parameters, others_of, without_own
@@ -183,6 +183,9 @@ def write_files(
     write_documents(folder / DOCUMENTS, documents)
     record.save(folder / RECORD)
     spec, made = _make_index(folder, config, encoded, spec)
+    if spec.kept is not None:
+        # They were checked before the corpus was encoded, and read since.
+        spec.kept.check_read(WHITENING, MOMENTS, *((INDEX, IVF_DATA) if spec.reuse else ()))
     fields = {
         **_facts(config, encoded, spec, made),
         "version": version,

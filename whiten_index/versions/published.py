@@ -139,6 +139,12 @@ class Version:
                 del self._checked[name]
                 self.file(name)
 
+    def check_read(self, *names: str) -> None:
+        """Check files after they were read, those that the version has, whenever it was checked."""
+        here = [name for name in names if name in self.fields["files"]]
+        remedy = mending(self.folder.parent.parent)
+        check_files(self.folder, self.fields, content=True, names=here, remedy=remedy)
+
     def check(self, *, whole: bool = False) -> "Version":
         """Check every file; of a version in a bucket those that are here, or ``whole`` all."""
         for name in self.fields["files"]:
