@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import feather
 
 from tests.helpers import builds
 from tests.helpers.bad_input import run, succeed
@@ -154,6 +156,28 @@ def test_a_file_that_does_not_say_what_it_holds(index: Path, tmp_path: Path) -> 
     pq.write_table(pa.table({"id": [1]}), path)
     with pytest.raises(ConfigError, match="holds something else than rows that a push wrote"):
         pushed_version(str(path))
+
+
+@pytest.mark.parametrize("name", ["v.parquet", "v.arrow", "v.documents.parquet"])
+@pytest.mark.parametrize("how", ["rows", "columns"])
+def test_rows_and_columns_that_users_put_into_a_file_are_not_lost(
+    index: Path, tmp_path: Path, name: str, how: str
+) -> None:
+    """Arrow keeps the metadata of a file that is read and written again."""
+    to, mine = tmp_path / name.replace("documents.parquet", "npy"), tmp_path / name
+    push(index, to)
+    table = pads.dataset(mine, format=mine.suffix[1:]).to_table()
+    changed = pa.concat_tables([table, table.slice(0, 5)])
+    if how == "columns":
+        changed = table.append_column("label", table["id"])
+    if name == "v.arrow":
+        feather.write_feather(changed, mine)
+    else:
+        pq.write_table(changed, mine)
+    held = mine.read_bytes()
+    status, _, said = run("push", str(index), "--to", str(to))
+    assert (status, "name another file" in said) == (2, True), said
+    assert mine.read_bytes() == held
 
 
 @pytest.mark.parametrize("name", ["v.parquet", "v.arrow", "v.npy"])

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.dataset as pads
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from whiten_index.artifacts.atomic import replacing, require_replaceable
@@ -73,6 +75,9 @@ def written_version(path: Path) -> PushedTable | None:
     try:
         facts = unsealed(load_json(_metadata(described)[METADATA.encode()]))
         found = PushedTable.read(json.dumps({"transform": "", "done": facts["rows"], **facts}))
+        # Documents rewritten by others have lost the digest of their vectors.
+        if found and path == described and _shape(path) != (found.rows, [*found.columns]):
+            found = None
     except (KeyError, TypeError, ValueError):
         found = None
     if found is None:
@@ -81,6 +86,14 @@ def written_version(path: Path) -> PushedTable | None:
             "name another file, or move it away"
         )
     return found
+
+
+def _shape(path: Path) -> tuple[int, list[str]]:
+    """Return how many rows a file has, and their columns."""
+    kind = pads.ParquetFileFormat() if ending(path) == PARQUET else pads.IpcFileFormat()
+    file = kind.make_fragment(str(path), pafs.LocalFileSystem())
+    with reading(path):
+        return file.count_rows(), file.physical_schema.names
 
 
 def _is_ours(described: Path) -> bool:
