@@ -221,7 +221,7 @@ def test_archives_and_chains_of_file_systems_are_refused(tmp_path, source):
         "s3://bucket/c.parquet?endpoint%5Foverride=127.0.0.1:9", "s3://bucket/c.parquet?scheme=http",
         "abfs://c@account/x?enable_tls=false", "abfs://account@example.org/c/x",
         "abfss://c@account.dfs.core.windows.net.example.org/x", "abfs://127.0.0.1:9/c/x",
-        "abfs://account@example.org#@a.dfs.core.windows.net/c",
+        "abfs://c@a.dfs.core.windows.net#@example.org/x", "s3://b/x?region=a#&scheme=http",
         "gs://bucket/x?endpoint_override=127.0.0.1:9",
     ],
 )  # fmt: skip
@@ -232,14 +232,28 @@ def test_an_address_of_a_corpus_names_no_server(address):
         open_corpus(address)
 
 
-def test_a_region_that_cannot_be_asked_for_is_an_error_of_the_system(monkeypatch):
+def test_a_sign_that_begins_a_fragment_is_one_of_a_name(tmp_path, write_parquet):
+    for name in ("C", "C#"):
+        write_parquet(tmp_path / name / "a.parquet", {"text": [name]})
+    corpus = open_corpus(f"file://{tmp_path}/C#")
+    assert [text for batch in corpus.batches() for text in batch.texts] == ["C#"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "When resolving region for bucket 'news': AWS Error NETWORK_CONNECTION",
+        "google::cloud::Status(UNAVAILABLE: Retry policy exhausted)",
+        "GetProperties failed for 'news'. Azure Error: [] Couldn't resolve host",
+    ],
+)
+def test_an_error_of_a_server_is_one_of_the_system(monkeypatch, error):
     """As while the network is down."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", "")
-    error = "When resolving region for bucket 'news': AWS Error NETWORK_CONNECTION"
     fail = MagicMock(side_effect=OSError(error))
     monkeypatch.setattr("whiten_index.corpus.sources.pafs", MagicMock(wraps=pafs))
     monkeypatch.setattr("whiten_index.corpus.sources.pafs.FileSystem.from_uri", fail)
-    with pytest.raises(StorageError, match=r"resolving region .*; check the address"):
+    with pytest.raises(StorageError, match=r"cannot read s3://news.*; check the address"):
         open_corpus("s3://news/c.parquet")
 
 

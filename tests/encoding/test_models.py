@@ -118,6 +118,24 @@ def test_a_file_that_no_loader_reads_may_change(folder, monkeypatch, name):
     load(folder)
 
 
+def test_a_layer_where_trainings_leave_files_may_not_change(tmp_path, monkeypatch):
+    folder = add_modules(bert(tmp_path / "model"), "mean", dense())
+    (folder / "runs").mkdir()
+    (folder / "2_Dense").rename(folder / "runs" / "2_Dense")
+    listed = (folder / "modules.json").read_text()
+    (folder / "modules.json").write_text(listed.replace("2_Dense", "runs/2_Dense"))
+    real = transformers.AutoModel.from_pretrained
+
+    def touched(*arguments: Any, **options: Any) -> Any:
+        (folder / "runs" / "2_Dense" / "model.safetensors").touch()
+        return real(*arguments, **options)
+
+    load(folder)
+    monkeypatch.setattr("transformers.AutoModel.from_pretrained", touched)
+    with pytest.raises(EncoderError, match="changed while it was used"):
+        load(folder)
+
+
 def test_weights_in_the_cache_of_the_hub_are_those_of_the_hub(folder, tmp_path):
     """A large file is kept there under its digest, and a snapshot links to it."""
     path = folder / "model.safetensors"

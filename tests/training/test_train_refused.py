@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from whiten_index.errors import (
@@ -38,6 +40,24 @@ def test_what_cannot_be_trained_is_told(
         train_encoder(config(**options))
     assert not (tmp_path / "model").exists()
     assert not (tmp_path / "model.training").exists()
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_sentences_that_memory_may_not_hold(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same: bool
+) -> None:
+    """Each file is within the limit of readers; a sentence that comes often counts once."""
+    monkeypatch.setattr("whiten_index.artifacts.limits._EXPANDED_BYTES", 60_000)
+    monkeypatch.setattr("whiten_index.artifacts.limits._EXPANSION", 0)
+    for number in range(4):
+        texts = [f"{0 if same else (number, row)} {'word ' * 400}" for row in range(16)]
+        pq.write_table(pa.table({"text": texts}), tmp_path / f"{number}.parquet")
+    given = config(corpus=tuple(str(tmp_path / f"{n}.parquet") for n in range(4)), max_steps=1)
+    if same:
+        assert train_encoder(given).facts["sentences"] == 64
+    else:
+        with pytest.raises(CorpusError, match="too many or too long: it unpacks to more than"):
+            train_encoder(given)
 
 
 @pytest.mark.parametrize("name", ["thesis.txt", "training.json", ".env", "checkpoints/notes.txt"])

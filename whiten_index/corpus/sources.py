@@ -54,7 +54,8 @@ _CONVERSIONS = {
     + '[pa.table({"text": open(p, encoding="utf-8-sig").read().splitlines()}) for p in f]), to)',
 }
 _LOAD = "import datasets; datasets.load_from_disk(%s).to_parquet(%s)"
-_PLAIN = "".join(map(chr, range(33, 127)))
+# Arrow would leave out what follows the sign.
+_PLAIN = "".join(map(chr, range(33, 127))).replace("#", "")
 _HIDDEN = "._"
 _MOST_LEVELS = 100
 _HADOOP = ("hdfs", "viewfs")
@@ -67,6 +68,8 @@ _OPTIONS = (
 # Of containers, accounts, and hosts of accounts.
 _AZURE = r"[a-z0-9$-]*(\.(dfs|blob)\.core\.windows\.net)?"
 _RETRY_SECONDS = 60
+# Errors of servers that Arrow tells, with the same type as those of damaged files.
+_SERVERS = re.compile("AWS Error|google::cloud::Status|Azure Error")
 # File systems of fsspec that read another one, or local files without a look at pipes. A damaged
 # archive raises errors of any kind, and copies of files stay when a process is killed.
 _WITHIN_OTHERS = (
@@ -159,7 +162,7 @@ def _arrow(scheme: str, source: str) -> tuple[Any, str] | None:
     # Names with spaces and letters beyond ASCII are written as they are, or escaped.
     address = quote(_utf8(source), safe=_PLAIN)
     if scheme != "file":
-        _require_no_server(scheme, source)
+        _require_no_server(scheme, address)
     if scheme in ("gs", "gcs") and "retry_limit_seconds=" not in source:
         # Arrow's own limit is 15 minutes.
         address += f"{'&' if '?' in source else '?'}retry_limit_seconds={_RETRY_SECONDS}"
@@ -176,21 +179,21 @@ def _arrow(scheme: str, source: str) -> tuple[Any, str] | None:
     return filesystem, path
 
 
-def _require_no_server(scheme: str, source: str) -> None:
+def _require_no_server(scheme: str, address: str) -> None:
     """Refuse an address of Arrow's that says where keys are sent, or has code loaded.
 
     It may come from an index that somebody else made.
     """
-    authority = re.split(r"[/?#]", source.partition("://")[2], maxsplit=1)[0]
+    authority = re.split(r"[/?]", address.partition("://")[2], maxsplit=1)[0]
     host = authority.rpartition("@")[2]
-    given = dict(parse_qsl(source.partition("?")[2].partition("#")[0], keep_blank_values=True))
+    given = dict(parse_qsl(address.partition("?")[2], keep_blank_values=True))
     servers = [f"the option {name}" for name in given if name not in _OPTIONS]
     if scheme.startswith("abfs") and not re.fullmatch(_AZURE, host):
         servers.append(f"the host {host}")
     if servers:
         remedy = "leave it out" + (", and set AWS_ENDPOINT_URL" if scheme == "s3" else "")
         raise CorpusError(
-            f"the corpus {cut(source, most=200)} has {servers[0]}, and an address of a corpus "
+            f"the corpus {cut(address, most=200)} has {servers[0]}, and an address of a corpus "
             f"may not say to which server keys are sent; {remedy}"
         )
     library = Path("libhdfs.so")
@@ -232,7 +235,7 @@ def asking(path: str, *, content: bool = False) -> Iterator[None]:
         system = isinstance(answer, OSError) or type(answer) is ValueError
         other = _library(answer) in ("builtins", "whiten_index") and not system
         damage = _library(answer) == "pyarrow" or type(answer) is OSError
-        if other or (content and damage and "AWS Error" not in str(answer)):
+        if other or (content and damage and not _SERVERS.search(str(answer))):
             raise
         raise StorageError(
             f"cannot read {cut(path, most=200)}: {first_line(answer)}; check the address, its "

@@ -175,7 +175,8 @@ class ModelFolder:
         now = _states(self.root) | ({} if self.code is None else _states(self.code))
         changed = {path for path, _ in now.items() ^ self.states.items()}
         if not self.has_code:
-            read = {self.path, *(dense.path for dense in self.head)}
+            parts = (file.parent for file in weight_files(self.path))
+            read = {self.path, *parts, *(dense.path for dense in self.head)}
             changed = {path for path in changed if not self._left_by_training(path, read)}
         if changed:
             raise EncoderError(
@@ -185,7 +186,10 @@ class ModelFolder:
 
     def _left_by_training(self, path: Path, read: set[Path]) -> bool:
         below = [each for each in path.parents if each.parent == self.root]
-        return any(_OF_TRAINING.fullmatch(each.name) and each not in read for each in below)
+        return any(
+            _OF_TRAINING.fullmatch(each.name) and not any(r.is_relative_to(each) for r in read)
+            for each in below
+        )
 
     def _digests(self, folder: Path, paths: Iterable[Path]) -> dict[str, Any]:
         """Return the digests of files by their names below a folder."""

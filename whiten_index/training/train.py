@@ -17,6 +17,7 @@ from whiten_index.artifacts.atomic import (
     require_path,
 )
 from whiten_index.artifacts.files import is_folder, list_folder, resolved
+from whiten_index.artifacts.limits import LimitError, check_expanded
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import Described, Schema
 from whiten_index.corpus.batches import TextBatch
@@ -141,9 +142,21 @@ def train_encoder(
 
 
 def read_sentences(corpus: ParquetCorpus, *, batch_size: int) -> list[str]:
-    """Return the sentences of a corpus; rows without text are left out."""
-    batches = (batch for batch in corpus.batches() if isinstance(batch, TextBatch))
-    texts = [text for batch in batches for text in batch.texts]
+    """Return the sentences of a corpus; rows without text are left out.
+
+    Equal ones share their memory. Others may take 100 times the size of the files, or 1 GiB.
+    """
+    known, texts, size = dict[str, str](), list[str](), 0
+    try:
+        for batch in corpus.batches():
+            for text in batch.texts if isinstance(batch, TextBatch) else ():
+                size += 0 if text in known else len(text)
+                texts.append(known.setdefault(text, text))
+            check_expanded(size, sum(file.packed for file in corpus.files))
+    except LimitError as error:
+        raise CorpusError(
+            f"the sentences of the corpus are too many or too long: {error}; pass a --limit"
+        ) from error
     if len(texts) < batch_size:
         raise CorpusError(
             f"the corpus has {len(texts)} sentences, fewer than a batch of {batch_size}; name "
