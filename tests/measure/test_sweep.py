@@ -138,6 +138,7 @@ def test_a_job_file_gives_defaults_that_flags_override(corpus, tmp_path):
         return json.loads(done.stdout)["points"]
 
     assert planned() == 2
+    assert not (tmp_path / "out").exists()
     assert planned("--k", "4,8,16", "--codecs", "fp32,sq8") == 6
     assert planned("--k", "4", "--k", "8", "--k", "16", "--codecs", "fp32") == 3
     job.write_text(job.read_text().replace("k = [4, 8]", "k = 4"))
@@ -222,6 +223,7 @@ def test_figures_are_those_of_brute_force(tmp_path, corpus, embeddings):
             assert point["agreement@10"] == pytest.approx(shared_of(found, raw), abs=0.004)
             assert point["index_recall@10"] == pytest.approx(1, abs=0.004)
             assert point["bytes"]["per_row"] == 4 * k
+            assert point["bytes"]["codes"] == 4 * k * (ROWS - HELD)
             assert points[f"{name}/k{k}/sq8/flat"]["bytes"]["per_row"] == k
             assert 0.9 < points[f"{name}/k{k}/sq8/flat"]["index_recall@10"] <= 1
             assert points[f"{name}/k{k}/fp32/ivf"]["index_recall@10"] > 0.85
@@ -231,6 +233,10 @@ def test_figures_are_those_of_brute_force(tmp_path, corpus, embeddings):
     # FAISS's PCA is the same map, but for its sample and its float32.
     assert points["faiss/faiss-pca/k16/fp32/flat"]["agreement@10"] == pytest.approx(
         points["ours/pca/k16/fp32/flat"]["agreement@10"], abs=0.02
+    )
+    whitened = [((x - mean) @ vectors[:, :16]) * values[:16] ** -0.5 for x in (kept, queries)]
+    assert points["faiss/faiss-pcaw/k16/fp32/flat"]["agreement@10"] == pytest.approx(
+        shared_of(nearest(*whitened), raw), abs=0.02
     )
     for point in points.values():
         assert point["quality"] is None

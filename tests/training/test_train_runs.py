@@ -29,7 +29,7 @@ def test_the_loss_falls_and_curves_tell_it(config: Any, pairs: Path) -> None:
     [
         {"whiten": False, "positives": 3}, {"positives": 1},
         {"groups": 1, "shrinkage": 0.3}, {"precision": "bf16"}, {"pooling": "mean"},
-        {"max_steps": None, "epochs": 0.5, "eval_steps": 5},
+        {"max_steps": None, "epochs": 0.5, "eval_steps": 5}, {"seed": 7},
     ],
     ids=lambda options: "-".join(f"{key}={value}" for key, value in options.items()),
 )  # fmt: skip
