@@ -332,11 +332,23 @@ def test_queries_at_once_are_encoded_together_and_answered_each(client: httpx.Cl
     assert float(counted['whiten_index_serve_reload_failed{index="docs"}']) == 0
 
 
+@pytest.fixture(scope="module")
+def changing(
+    serve: Serve,
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_model: Path,
+    tiny_words: tuple[str, ...],
+) -> tuple[Path, Server]:
+    """An index that tests change, and a server that follows it."""
+    folder = tmp_path_factory.mktemp("changing")
+    out = build(folder / "o", corpus(folder / "c", tiny_words), tiny_model)
+    return out, serve(out, "--reload-seconds", 0.1)
+
+
 def test_versions_come_and_go_without_a_failed_or_mixed_answer(
-    serve: Serve, tmp_path: Path, tiny_model: Path, tiny_words: tuple[str, ...]
+    changing: tuple[Path, Server], tmp_path: Path, tiny_model: Path, tiny_words: tuple[str, ...]
 ) -> None:
-    out = build(tmp_path / "o", corpus(tmp_path / "c", tiny_words), tiny_model)
-    server = serve(out, "--reload-seconds", 0.1)
+    out, server = changing
     stop, seen, failures = threading.Event(), set[tuple[str, str]](), list[str]()
 
     def ask() -> None:
@@ -380,10 +392,9 @@ def ready_version(server: Server) -> str:
 
 
 def test_a_version_that_cannot_be_opened_leaves_the_one_before(
-    serve: Serve, tmp_path: Path, tiny_model: Path, tiny_words: tuple[str, ...]
+    changing: tuple[Path, Server],
 ) -> None:
-    out = build(tmp_path / "o", corpus(tmp_path / "c", tiny_words), tiny_model)
-    server = serve(out, "--reload-seconds", 0.1)
+    out, server = changing
     first = ready_version(server)
     current = out / "CURRENT"
     whole = current.read_bytes()

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import pyarrow as pa
 import pytest
 from mcp import Client, StdioServerParameters
 
+from tests.helpers.builds import build_of, random_rows
 from tests.serving.conftest import COMMAND, ROWS, K, Server
 from whiten_index import open_index
 
@@ -49,17 +51,27 @@ def test_a_client_finds_documents(server: Server, index: Path, transport: str) -
     assert "no index is served as 'x'" in wrong.content[0].text
 
 
+@pytest.fixture(scope="module")
+def of_embeddings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An index whose server is soon there, as it has no model to load."""
+    folder, rows = tmp_path_factory.mktemp("embeddings"), random_rows()
+    table = pa.table({"id": range(len(rows)), "e": list(rows)})
+    return build_of(table, folder, whiten="pca", k=4)
+
+
 @pytest.mark.parametrize(
     ("end", "status"), [("SIGTERM", 0), ("SIGINT", 0), ("reader gone, input ended", 141)]
 )
-def test_an_input_that_stays_open_keeps_no_server(index: Path, end: str, status: int) -> None:
+def test_an_input_that_stays_open_keeps_no_server(
+    of_embeddings: Path, end: str, status: int
+) -> None:
     def asked(method: str, **parameters: Any) -> bytes:
         request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": parameters}
         return json.dumps(request).encode() + b"\n"
 
     client = {"clientInfo": {"name": "a test", "version": "1"}, "capabilities": {}}
     with subprocess.Popen(
-        [*COMMAND, f"docs={index}", "--stdio"],
+        [*COMMAND, f"docs={of_embeddings}", "--stdio"],
         bufsize=0,
         **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE),
     ) as process:

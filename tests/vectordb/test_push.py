@@ -113,11 +113,22 @@ class World:
         assert np.abs(vectors - made).max() < 1e-6
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the corpus and its index, and a copy of it beside."""
+    root = tmp_path_factory.mktemp("made") / "work"
+    root.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        World(root, patch).build()
+    shutil.copytree(root, root.with_name("kept"))
+    return root
+
+
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    made = World(tmp_path, monkeypatch)
-    made.build()
-    return made
+def world(made: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    shutil.rmtree(made)
+    shutil.copytree(made.with_name("kept"), made)
+    return World(made, monkeypatch)
 
 
 def test_all_rows_are_pushed_and_checked(world: World) -> None:
