@@ -281,31 +281,6 @@ def test_a_missing_extension(address: str, file: Path, monkeypatch: pytest.Monke
     assert not file.exists()
 
 
-@pytest.mark.parametrize("column", [
-    pa.array([1.5, None, -2], pa.float16()), pa.nulls(3),
-    pa.array([b"ab", b"cd", None], pa.binary(2)), pa.array(["a", "b", None]).dictionary_encode(),
-    pa.array([[1], [-2], None], pa.list_(pa.duration("ns"))),
-    pa.array([1, 2, None], pa.time32("s")),
-    pa.array([1, 2, None], pa.timestamp("ms", "Europe/Rome")),
-    pa.array([86_400_000, 0, None], pa.date64()),
-])  # fmt: skip
-def test_kept_columns_of_further_types(writer: DatabaseWriter, column: pa.Array) -> None:
-    rows = Rows.make(3, column=column)
-    fill(writer, rows)
-    assert_holds(writer, rows)
-
-
-def test_changes_that_fail_leave_the_index(writer: DatabaseWriter) -> None:
-    old, after, put = some_changes()
-    fill(writer, old)
-    with (  # noqa: PT012
-        pytest.raises(RuntimeError), writer.changing(after.pushed, old.layout) as changing,
-    ):  # fmt: skip
-        changing.upsert(put)
-        raise RuntimeError
-    assert_finds(writer, old, exact=False)
-
-
 def test_a_comment_of_the_user(address: str, file: Path) -> None:
     """A description may be anybody's."""
     huge = PushedTable("v", "t", 12, "float32", rows=10**400).text

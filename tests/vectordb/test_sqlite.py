@@ -24,12 +24,9 @@ from tests.vectordb.pushed_rows import (
     told_of,
 )
 from whiten_index.errors import ConfigError, DatabaseError
-from whiten_index.vectordb.database_writer import DatabaseWriter
 from whiten_index.vectordb.pushed_table import PushedTable
 from whiten_index.vectordb.registry import open_writer
 from whiten_index.vectordb.sqlite_writer import connect
-
-CODES = [pytest.param(code, id=code) for code in ("float32", "bit")]
 
 
 @pytest.fixture
@@ -82,7 +79,7 @@ def test_users_query_one_view_and_filter_by_the_other(address: str, user: Any) -
     assert user.execute("SELECT count(*) FROM docs").get == 300, plan
 
 
-@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("code", ["float32", "bit"])
 def test_a_code_stays_that_of_the_table(address: str, user: Any, code: str) -> None:
     """Pushes of changes need no option, and searches neither."""
     rows = kept()
@@ -424,22 +421,3 @@ def test_bits_fill_bytes(address: str) -> None:
         pytest.raises(ConfigError, match="code=bit needs vectors of 8, 16, 24, … numbers, and"),
     ):
         writer.begin(rows.pushed, rows.layout)
-
-
-@pytest.mark.parametrize("column", [
-    pa.array([1.5, None, -2], pa.float16()), pa.nulls(3),
-    pa.array([b"ab", b"cd", None], pa.binary(2)), pa.array(["a", "b", None]).dictionary_encode(),
-    pa.array([1, 2, None]).dictionary_encode(), pa.array([1, 2, None], pa.time32("s")),
-    pa.array([[b"a"], [None], None], pa.list_(pa.binary())),
-    pa.array([86_400_000, 0, None], pa.date64()),
-])  # fmt: skip
-def test_kept_columns_of_further_types(writer: DatabaseWriter, column: pa.Array) -> None:
-    rows = Rows.make(3, column=column)
-    fill(writer, rows)
-    assert_holds(writer, rows)
-
-
-@pytest.fixture
-def writer(address: str) -> Iterator[DatabaseWriter]:
-    with open_writer(address, "docs") as opened:
-        yield opened

@@ -207,6 +207,29 @@ def test_kept_columns_of_every_type(writer: DatabaseWriter) -> None:
     assert_holds(writer, rows)
 
 
+FURTHER = {
+    "half": pa.array([1.5, None, -2], pa.float16()), "null": pa.nulls(3),
+    "bytes": pa.array([b"ab", b"cd", None], pa.binary(2)),
+    "words": pa.array(["a", "b", None]).dictionary_encode(),
+    "numbers": pa.array([1, 2, None]).dictionary_encode(),
+    "durations": pa.array([[1], [-2], None], pa.list_(pa.duration("ns"))),
+    "seconds": pa.array([1, 2, None], pa.time32("s")),
+    "zone": pa.array([1, 2, None], pa.timestamp("ms", "Europe/Rome")),
+    "lists of bytes": pa.array([[b"a"], [None], None], pa.list_(pa.binary())),
+    "date64": pa.array([86_400_000, 0, None], pa.date64()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_keep_columns_of_further_types(
+    name: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    rows = Rows.make(3, **FURTHER)
+    with BACKENDS[name](tmp_path, request).open() as writer:
+        fill(writer, rows)
+        assert_holds(writer, rows)
+
+
 @pytest.mark.parametrize(
     "values",
     [
@@ -430,6 +453,7 @@ def test_changes_that_fail(writer: DatabaseWriter, backend: Backend, rolled_back
     assert fail(after, put) == expected
     if backend.transactions:
         assert_holds(writer, old)
+        assert_finds(writer, old, exact=False, least=0.9)
     if rolled_back:
         assert set(fail(old, old.take([0]))) >= set(expected)
     end = old if rolled_back else after
