@@ -65,11 +65,11 @@ def published(index: Path) -> str:
     return str(json.loads((index / "CURRENT").read_text())["version"])
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Indexed:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Indexed:
     rows = some(300)
     nights = [rows, rows[20:] + some(30, "second"), rows[40:] + some(60, "third")]
-    made = Indexed(tmp_path, nights, [])
+    made = Indexed(tmp_path_factory.mktemp("made") / "work", nights, [])
     for number, night in enumerate(nights):
         write_corpus(made.corpus, night)
         if number:
@@ -78,6 +78,11 @@ def place(tmp_path: Path) -> Indexed:
             build(made.corpus, made.index)
         made.names.append(published(made.index))
     return made
+
+
+@pytest.fixture
+def place(made: Indexed) -> Indexed:
+    return made.put_back()
 
 
 def flip(path: Path) -> None:

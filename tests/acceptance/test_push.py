@@ -59,12 +59,17 @@ class Indexed(Place):
         return report
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Indexed:
-    made = Indexed(tmp_path, some(400))
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Indexed:
+    made = Indexed(tmp_path_factory.mktemp("made") / "work", some(400))
     write_corpus(made.corpus, made.rows)
     build(made.corpus, made.index)
     return made
+
+
+@pytest.fixture
+def place(made: Indexed) -> Indexed:
+    return made.put_back()
 
 
 def read(path: Path) -> Held:

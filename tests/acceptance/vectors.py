@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +35,16 @@ class Place:
     @property
     def index(self) -> Path:
         return self.work / "index"
+
+    def put_back(self) -> Self:
+        """Put the folder back as it was at the first call, at its path, which indexes know."""
+        kept = self.work.with_name("kept")
+        if kept.exists():
+            shutil.rmtree(self.work)
+            shutil.copytree(kept, self.work)
+        else:
+            shutil.copytree(self.work, kept)
+        return self
 
 
 @dataclass(frozen=True)
