@@ -289,6 +289,8 @@ ENDLESS = "WITH RECURSIVE x(a) AS (SELECT 1 UNION ALL SELECT a + 1 FROM x)"
     "DROP VIEW {1}; CREATE VIEW {1} AS {0} SELECT a AS id FROM x",
     "DROP VIEW {1}; CREATE VIEW {1} AS SELECT 1 FROM {1}_rows, {1}_rows UNION SELECT 1 "
     "FROM {1}_vector AS v JOIN {1}_rows AS r ON r.rowid = v.rowid",
+    "DROP VIEW {1}; CREATE VIEW {1} AS SELECT '\"', ({0} SELECT max(a) FROM x) AS id, '\"', "
+    "v.vector FROM {1}_vector AS v JOIN {1}_rows AS r ON r.rowid = v.rowid",
     "ALTER TABLE {1}_rows ADD COLUMN long AS (zeroblob(999999999))",
 ])  # fmt: skip
 def test_views_and_columns_of_others_are_not_read(address: str, file: Path, order: str) -> None:
@@ -322,6 +324,8 @@ def test_a_column_of_others_that_has_any_length_is_not_read(address: str, file: 
         ("CREATE INDEX mine ON {}_rows (n)", "index mine"),
         ("ALTER TABLE {}_rows ADD COLUMN mine", "column mine"),
         ("CREATE TRIGGER mine INSTEAD OF DELETE ON docs BEGIN SELECT 1; END", "trigger mine"),
+        ("DROP VIEW docs; CREATE VIEW docs AS SELECT 1 AS one FROM {}_rows", "view docs"),
+        ("DROP VIEW docs_rows; CREATE TABLE Docs_rows (id)", "table Docs_rows"),
     ],
 )
 def test_what_users_added_is_not_lost(address: str, file: Path, order: str, added: str) -> None:
@@ -336,6 +340,43 @@ def test_what_users_added_is_not_lost(address: str, file: Path, order: str, adde
             fill(writer, kept(seed=2))
         assert told_of(writer.published()).name == name
         assert writer.count() == 300
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_views_that_users_dropped_are_made_again(address: str, file: Path, full: bool) -> None:
+    rows = kept()
+    with open_writer(address, "docs") as writer:
+        fill(writer, rows)
+    with closing(apsw.Connection(str(file))) as mine:
+        mine.execute("DROP VIEW docs; DROP VIEW docs_rows")
+    with open_writer(address, "docs") as writer:
+        if full:
+            fill(writer, rows)
+        else:
+            # As a push does that has nothing to send, or changes.
+            writer.discard()
+        assert writer._run("SELECT count(*) FROM docs").get == 300
+        assert writer._run("SELECT count(*) FROM docs_rows").get == 300
+
+
+@pytest.mark.parametrize("pending", [False, True])
+def test_a_table_that_users_dropped_is_not_there(address: str, file: Path, pending: bool) -> None:
+    rows = kept()
+    with open_writer(address, "docs") as writer:
+        writer.begin(rows.pushed, rows.layout)
+        if not pending:
+            end(writer, rows.batches())
+        name = told_of(writer.pending() if pending else writer.published()).name
+    with closing(connect(file, make=True)) as mine:
+        for view in ("docs", "docs_rows", name):
+            mine.execute(f"DROP VIEW IF EXISTS {view}")
+        mine.execute(f"DROP TABLE {name}_rows; DROP TABLE {name}_vector")
+    with open_writer(address, "docs") as writer:
+        assert writer.published() is writer.pending() is None
+        writer.discard()
+        fill(writer, rows)
+        assert_holds(writer, rows)
+        assert writer._run("SELECT count(*) FROM whiten_index_tables WHERE name = 'docs'").get == 1
 
 
 def test_changes_leave_a_column_of_users(address: str, file: Path) -> None:

@@ -48,10 +48,10 @@ _CACHE_KILOBYTES = 65_536
 _CHUNK_ROWS = 1024
 # The end of a view.
 _JOINED = "FROM {0}_vector AS v JOIN {0}_rows AS r ON r.rowid = v.rowid"
-# Indexes and triggers but one, of a table and of views.
+# Indexes and triggers but one, of a table and of views, and what two views were made anew as.
 _MADE_ON = (
-    "SELECT type, name FROM sqlite_schema WHERE type IN ('index', 'trigger') AND name <> ? AND "
-    "lower(tbl_name) IN (?, ?, ?, ?)"
+    "SELECT type, name FROM sqlite_schema WHERE type IN ('index', 'trigger') AND name <> ?1 AND "
+    "lower(tbl_name) IN (?2, ?3, ?4, ?5) OR lower(name) IN (?4, ?5) AND sql NOT IN (?6, ?7)"
 )
 # Bytes of the tables behind a view: 0 of rows, keys and vectors, 1 of codes.
 _SIZES = (
@@ -108,7 +108,8 @@ class SqliteWriter(FileWriter):
         if self._describes:
             order = f"SELECT description {_DESCRIBED}"
             pushed = PushedTable.read(self._run(order, self._name, pending).get)
-        if pushed is None or not re.fullmatch(f"{self._name}__[0-9a-f]{{8}}", pushed.name):
+        form = f"{self._name}__[0-9a-f]{{8}}"
+        if pushed is None or not re.fullmatch(form, pushed.name) or self._is_gone(pushed.name):
             if not pending and (taken := there.keys() & {*views}):
                 raise self._not_pushed(f"a table or view {min(taken)}")
             return None
@@ -116,6 +117,11 @@ class SqliteWriter(FileWriter):
             raise self._not_pushed(f"tables or a view {pushed.name}")
         order = "SELECT count(*) FROM pragma_table_info(?) WHERE name = 'code'"
         return Stored(pushed, pending, bool(self._run(order, pushed.name).get))
+
+    def _is_gone(self, name: str) -> bool:
+        """Return whether users dropped a view and its tables."""
+        order = "SELECT count(*) FROM sqlite_schema WHERE name IN (?, ?, ?)"
+        return not self._run(order, name, f"{name}_rows", f"{name}_vector").get
 
     def _is_whole(self, name: str) -> bool:
         """Return whether a view and its tables are such as a push makes: others may have no end."""
@@ -127,10 +133,10 @@ class SqliteWriter(FileWriter):
         if self._run(order, f"{name}_rows", f"{name}_vector").get != 2:
             return False
         order = "SELECT sql FROM sqlite_schema WHERE type = 'view' AND name = ?"
-        view = re.sub('"(""|[^"])*"', "", str(self._run(order, name).get))
-        # Without a second FROM and a parenthesis, there is no query within it.
-        alone = len(re.findall("from|[(]", view, re.IGNORECASE)) == 1
-        return alone and view.endswith(_JOINED.format(name))
+        kept, joined = r'(, r\."(""|[^"])*")*', re.escape(_JOINED.format(name))
+        own = rf"{kept}, v\.vector, v\.distance, v\.k(, v\.code)? {joined}"
+        view = str(self._run(order, name).get)
+        return bool(re.fullmatch(rf"CREATE VIEW {name} AS SELECT v\.rowid{own}", view))
 
     def _create(self, made: PushedTable, layout: Layout) -> Stored:
         name, coded = f"{self._name}__{secrets.token_hex(4)}", self._options.code == "bit"
@@ -177,18 +183,25 @@ class SqliteWriter(FileWriter):
     def _publish(self, held: Stored) -> None:
         with self._transaction(held):
             self._drop(self._require_replaceable())
-            for end in ("", "_rows"):
-                view = quoted(self._name + end)
-                self._run(f"CREATE VIEW {view} AS SELECT * FROM {held.name}{end}")
+            for order in self._views(held.name):
+                self._run(order)
             self._forget(held)
             self._describe(replace(held, pending=False))
+
+    def _views(self, name: str) -> list[str]:
+        """Return statements that make what users query."""
+        return [
+            f"CREATE VIEW {quoted(self._name + end)} AS SELECT * FROM {name}{end}"
+            for end in ("", "_rows")
+        ]
 
     def _added(self, published: Stored) -> list[str]:
         name, own = published.name, {"rowid", *published.table.columns}
         columns = self._run("SELECT name FROM pragma_table_info(?)", f"{name}_rows")
         added = [f"column {each}" for (each,) in columns if each not in own]
         views = (name, self._name, f"{self._name}_rows")
-        found = self._run(_MADE_ON, f"{name}_key", f"{name}_rows", *views)
+        given = (f"{name}_key", f"{name}_rows", *views, *self._views(name))
+        found = self._run(_MADE_ON, *given)
         return added + [f"{kind} {each}" for kind, each in found]
 
     def _drop(self, stored: Stored | None) -> None:
@@ -206,6 +219,10 @@ class SqliteWriter(FileWriter):
         with self._transaction():
             if held is None or self._has_lease(held):
                 self._drop(self._find(pending=True))
+            if (published := self._find(pending=False)) is not None:
+                # Users may have dropped them.
+                for order in self._views(published.name):
+                    self._run(order.replace("VIEW", "VIEW IF NOT EXISTS", 1))
 
     def _remove(self, published: Stored) -> None:
         with self._transaction():
