@@ -48,10 +48,10 @@ def demo(folder: str, rows: int) -> None:
     require_replaceable(corpus, _is_demo, "a demo's docstrings")
     if exists(out) and not exists(corpus):
         raise ConfigError(f"{out} is no index of a demo, and is left as it is; name another folder")
+    table = pa.Table.from_pylist(docstrings(rows))
     with writing(corpus):
         corpus.parent.mkdir(parents=True, exist_ok=True)
         with replacing(corpus) as temporary:
-            table = pa.Table.from_pylist(docstrings(rows))
             pq.write_table(table.replace_schema_metadata({_MARK: "1"}), temporary)
     config = BuildConfig(
         corpus=(str(corpus),),
@@ -122,6 +122,7 @@ def _named(tree: ast.Module | ast.ClassDef, above: str) -> Iterator[tuple[str, s
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
             text = ast.get_docstring(node) or ""
             if len(text) >= _LEAST_LETTERS:
-                yield above + node.name, text[:_MOST_LETTERS]
+                # UTF-8 does not hold half of a surrogate pair.
+                yield above + node.name, text[:_MOST_LETTERS].encode(errors="replace").decode()
             if isinstance(node, ast.ClassDef):
                 yield from _named(node, f"{above}{node.name}.")

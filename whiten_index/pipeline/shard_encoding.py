@@ -444,6 +444,7 @@ def shard_work(config: "BuildConfig", corpus: ParquetCorpus, *, write: bool = Tr
     else:
         spec, folder = local_model(encoder_config, by="--passage-tokens")
         splitter = PassageSplitter.load(spec, folder, *config.passages)
+        folder.require_unchanged()
     own = model_place(config.store_place)
     bridged = None if own is None else EmbeddingStore.open(config.store_place)
     store = make(own or config.store_place, spec.to_json(), spec.fingerprint)

@@ -17,6 +17,7 @@ from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.corpus.row_filter import RowFilter
 from whiten_index.errors import ArtifactError, ConfigError, CorpusError, NotFoundError, first_line
 from whiten_index.index.vector_search import Selection
+from whiten_index.paths import shown
 from whiten_index.store.segments import REMEDY
 
 # Filters whose rows are remembered, as a caller's queries tend to share one: a bit a row each, and
@@ -157,8 +158,8 @@ class Documents:
         if position >= 0:
             return position
         raise NotFoundError(
-            f"no document has the id {wanted!r}; ids here are {kind}, the first being "
-            f"{self.ids([0])[0]!r}"
+            f"no document has the id {shown(wanted)}; ids here are {kind}, the first being "
+            f"{shown(self.ids([0])[0])}"
         )
 
     def matching(self, row_filter: RowFilter) -> Selection:
