@@ -127,10 +127,10 @@ def _whole(opened: Opened) -> Whitening:
     own = opened.bundle.whitening
     if own.kind not in (Kind.WHITENING, Kind.PCA) or own.estimator != "empirical" or own.remove_top:
         return own
+    moments = Moments.load(opened.bundle.source.file(MOMENTS))
     try:
-        moments = Moments.load(opened.bundle.source.file(MOMENTS))
         spectrum = Spectrum.of(moments.covariance())
-    except (ArtifactError, WhiteningError):
+    except WhiteningError:
         return own
     values = spectrum.eigenvalues
     basis = spectrum.eigenvectors[:, : numerical_rank(values, floor=own.floor)]
