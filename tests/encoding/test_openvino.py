@@ -20,8 +20,14 @@ def assert_close(found, expected):
     np.testing.assert_allclose(found, expected, atol=1e-5, rtol=1e-4)
 
 
-# The graphs of roberta and xlm-roberta are BERT's.
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"roberta", "xlm-roberta"}))
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A BERT. Do not write to it."""
+    return bert(tmp_path_factory.mktemp("model") / "bert")
+
+
+# The graphs of roberta and xlm-roberta are BERT's, which threads share below.
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"bert", "roberta", "xlm-roberta"}))
 def test_openvino_gives_what_torch_gives(family, tmp_path):
     folder, some = FAMILIES[family](tmp_path / family), [*texts(), *ODD]
     ours = load(folder, backend="openvino")
@@ -32,39 +38,31 @@ def test_openvino_gives_what_torch_gives(family, tmp_path):
     assert_close(ours.encode(some), plain.encode(some))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"pooling": "first-last-avg"},
-        {"layers": (1,), "pooling": "max"},
-        {"layers": (0, 2), "pooling": "cls", "document_prompt": "passage: "},
-    ],
-)
-def test_layers_and_poolings_are_those_of_torch(options, tmp_path):
-    folder, some = bert(tmp_path / "bert"), [*texts(), *ODD]
+def test_layers_and_a_prompt_are_those_of_torch(folder):
+    options, some = {"layers": (0, 1), "document_prompt": "passage: "}, [*texts(), *ODD]
     ours, plain = (load(folder, backend=each, **options) for each in ("openvino", "torch"))
     assert_close(ours.encode(some), plain.encode(some))
 
 
-def test_minilm_in_float32_and_bfloat16():
+def test_minilm_in_bfloat16():
     some = [f"{text} {i}" for i, text in enumerate(texts(40))] + ODD
     plain = load("all-MiniLM-L6-v2").encode(some)
-    ours = load("all-MiniLM-L6-v2", backend="openvino")
-    assert_close(ours.encode(some), plain)
     narrow = load("all-MiniLM-L6-v2", backend="openvino", dtype="bfloat16")
     # Only some processors have products in bfloat16.
     assert narrow.runtime["products"] in ("OpenVINO bfloat16", "OpenVINO float32")
     found = narrow.encode(some)
+    if narrow.runtime["products"] == "OpenVINO float32":
+        assert_close(found, plain)
     lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(plain, axis=1)
     assert ((found * plain).sum(axis=1) / lengths).min() >= 0.999
 
 
-def test_threads_share_an_encoder(tmp_path):
-    ours, some = load(bert(tmp_path / "bert"), backend="openvino", threads=2), texts(40)
-    expected = ours.encode_queries(some)
+def test_threads_share_an_encoder(folder):
+    some = [*texts(40), *ODD]
+    ours, plain = (load(folder, backend=each, threads=2) for each in ("openvino", "torch"))
     with ThreadPoolExecutor(4) as pool:
         found = np.concatenate(list(pool.map(lambda text: ours.encode_queries([text]), some)))
-    assert_close(found, expected)
+    assert_close(found, plain.encode_queries(some))
 
 
 def test_an_index_of_torch_is_searched_and_updated_with_openvino(
@@ -76,16 +74,13 @@ def test_an_index_of_torch_is_searched_and_updated_with_openvino(
     given = ("--text-column", "text", "--id-column", "id", "--model", tiny_model, "--k", 8)
     succeed("build", corpus, *given, "--device", "cpu", "--out", tmp_path / "i")
 
-    def hits(*how):
-        asked = ("search", tmp_path / "i", "--json", "--device", "cpu", *how, "cold river", "x")
-        return [
-            [(hit["id"], pytest.approx(hit["score"], abs=1e-5)) for hit in each["hits"]]
-            for each in json.loads(succeed(*asked))["results"]
-        ]
+    def hits(backend):
+        opened = open_index(tmp_path / "i", backend=backend, device="cpu")
+        found = opened.search(["cold river", "x"])
+        assert opened.encoder.runtime["products"].startswith("OpenVINO") == (backend == "openvino")
+        return [[(hit.id, pytest.approx(hit.score, abs=1e-5)) for hit in each] for each in found]
 
-    assert hits() == hits("--backend", "openvino")
-    opened = open_index(tmp_path / "i", backend="openvino", device="cpu")
-    assert opened.encoder.runtime["products"] == "OpenVINO float32"
+    assert hits("torch") == hits("openvino")
     write_parquet(tmp_path / "c.parquet", {"id": ["new", *map(str, range(len(some)))],
                                            "text": ["a king sang", *some]})  # fmt: skip
     with_openvino = ("--backend", "openvino", "--device", "cpu")
