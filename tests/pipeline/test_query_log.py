@@ -171,8 +171,8 @@ def test_a_log_that_cannot_be_fitted_on_is_refused(tmp_path: Path) -> None:
 def test_a_log_that_is_no_plain_table_is_refused(tmp_path: Path) -> None:
     corpus, rows = write_rows(tmp_path / "c.parquet", random_rows(0)), list(random_rows(7))
     os.mkfifo(tmp_path / "pipe.parquet")
-    wide = pa.FixedSizeListArray.from_arrays(np.zeros(20_000 * 4_000, np.float32), 4_000)
-    pq.write_table(pa.table({"embedding": wide}), tmp_path / "wide.parquet", row_group_size=5_000)
+    wide = pa.FixedSizeListArray.from_arrays(np.zeros(20 * 4_000, np.float32), 4_000)
+    pq.write_table(pa.table({"embedding": wide}), tmp_path / "wide.parquet", row_group_size=5)
     twice = pa.Table.from_arrays([pa.array(rows)] * 2, names=["embedding"] * 2)
     pq.write_table(twice, tmp_path / "twice.parquet")
     write_log(tmp_path / "empty.parquet", embedding=pa.array([], pa.list_(pa.float32())))

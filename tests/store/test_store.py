@@ -11,7 +11,7 @@ import pytest
 from tests.helpers.bad_input import file_size_limit
 from tests.helpers.builds import column_facts
 from tests.helpers.moments import make_embeddings
-from whiten_index.artifacts import manifest
+from whiten_index.artifacts import limits, manifest
 from whiten_index.errors import ArtifactError, ConfigError, CorpusError, FormatError, StorageError
 from whiten_index.store.dtypes import StoreDtype
 from whiten_index.store.embedding_store import EmbeddingStore
@@ -186,8 +186,9 @@ def test_documents_that_do_not_fit_are_damage(store, name):
         store.documents(as_part(store.write_documents(UNFIT[name]), 40))
 
 
-def test_a_part_beyond_the_limit_of_readers_is_not_written(store):
-    repeated = pa.table({"id": range(17), "body": ["x" * (1 << 26)] * 17})
+def test_a_part_beyond_the_limit_of_readers_is_not_written(store, monkeypatch):
+    monkeypatch.setattr(limits, "_EXPANDED_BYTES", 1 << 20)
+    repeated = pa.table({"id": range(17), "body": ["x" * (1 << 16)] * 17})
     with pytest.raises(CorpusError, match="use a smaller --shard-rows, or --keep fewer columns"):
         store.write_documents(repeated)
     assert not [*store.folder.rglob("*.zst")]
