@@ -1,5 +1,6 @@
 """Errors about damage name the file that is damaged, and the way to mend it."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +17,34 @@ from whiten_index.versions.compaction import compact_store
 ARTIFACT = 5
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    place = Place.new(tmp_path, rows=200)
+def new_place(factory: pytest.TempPathFactory) -> Place:
+    place = Place.new(factory.mktemp("place"), rows=200)
     place.build()
     return place
+
+
+@pytest.fixture(scope="module")
+def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An index of two versions. Do not write to it."""
+    place = new_place(tmp_path_factory)
+    place.change()
+    place.update()
+    return place.out
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["apart", "joined"])
+def shared(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, CorpusPart, str]:
+    """An index, a part of its corpus, and the segment of another name with most of its rows.
+
+    Do not write to it.
+    """
+    place = new_place(tmp_path_factory)
+    if request.param:
+        compact_store(place.out / "store")
+    part, name = shared_segment(place)
+    return place.out, part, name
 
 
 def flip(path: Path) -> None:
@@ -37,26 +61,24 @@ def cut(path: Path) -> None:
 @pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
 @pytest.mark.parametrize("name", ["index.faiss", "manifest.json", "documents.arrow"])
 def test_a_damaged_version_is_sent_to_verify_which_knows_the_cheaper_way(
-    place: Place, damage: object, name: str
+    changed: Path, tmp_path: Path, damage: object, name: str
 ) -> None:
-    first = version_of(place.out)
-    place.change()
-    place.update()
-    damage(version_of(place.out) / name)  # type: ignore[operator]
-    for command in (("update", place.out), ("inspect", place.out)):
+    out = Path(shutil.copytree(changed, tmp_path / "index"))
+    first, _ = sorted(path.name for path in (out / "versions").iterdir())
+    damage(version_of(out) / name)  # type: ignore[operator]
+    for command in (("update", out), ("inspect", out)):
         status, _, stderr = run(*command)
         assert status == ARTIFACT
-        assert f"whiten-index verify {place.out} says how to mend it" in stderr
-    with pytest.raises(ArtifactError, match=f"whiten-index verify {place.out} says"):
-        open_index(place.out)
-    stdout = run("verify", place.out)[1]
-    assert f"whiten-index rollback {place.out} --to {first.name}" in stdout
-    assert run("rollback", place.out, "--to", first.name)[0] == 0
-    assert run("update", place.out)[0] == 0
+        assert f"whiten-index verify {out} says how to mend it" in stderr
+    with pytest.raises(ArtifactError, match=f"whiten-index verify {out} says"):
+        open_index(out)
+    stdout = run("verify", out)[1]
+    assert f"whiten-index rollback {out} --to {first}" in stdout
+    assert run("rollback", out, "--to", first)[0] == 0
+    assert run("update", out)[0] == 0
 
 
-def shared_segment(place: Place) -> tuple[CorpusPart, Path]:
-    """Return a part of the corpus and the segment of another name that most of its rows are in."""
+def shared_segment(place: Place) -> tuple[CorpusPart, str]:
     rows = dict(place.files["a.parquet"])
     place.files = {**place.files, "a.parquet": {**rows, 3: some_rows([3], seed=5)[3]}}
     place.write()
@@ -64,21 +86,20 @@ def shared_segment(place: Place) -> tuple[CorpusPart, Path]:
     store = EmbeddingStore.open(place.out / "store")
     part = next(p for p in store.corpus().parts if store.segment(p.digests) is None)
     places = store.index(verify=False).find(store.digests(part))
-    name = places.names[np.argmax(np.bincount(places.segment))]
-    return part, store.segments_folder / name
+    return part, places.names[np.argmax(np.bincount(places.segment))]
 
 
 @pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
 @pytest.mark.parametrize("file", ["embeddings.safetensors", "manifest.json"])
-@pytest.mark.parametrize("joined", [False, True])
 def test_rows_of_a_damaged_segment_name_it(
-    place: Place, damage: object, file: str, *, joined: bool
+    shared: tuple[Path, CorpusPart, str], tmp_path: Path, damage: object, file: str
 ) -> None:
-    if joined:
-        compact_store(place.out / "store")
-    part, segment = shared_segment(place)
-    damage(segment / file)  # type: ignore[operator]
-    store, why = EmbeddingStore.open(place.out / "store"), f"{segment / file} is missing or damaged"
+    out, part, name = shared
+    out = Path(shutil.copytree(out, tmp_path / "index"))
+    store = EmbeddingStore.open(out / "store")
+    damaged = store.segments_folder / name / file
+    damage(damaged)  # type: ignore[operator]
+    why = f"{damaged} is missing or damaged"
     for use in (store.embeddings, store.moments):
         with pytest.raises(
             ArtifactError, match=f"rows of the store .* cannot be read: {why}; run the same"
@@ -86,7 +107,7 @@ def test_rows_of_a_damaged_segment_name_it(
             use(part)
     assert not store.has(part)
     with pytest.raises(ArtifactError, match=why):
-        open_index(place.out, rerank=200).search_embeddings(np.ones((1, 8), dtype=np.float32))
+        open_index(out, rerank=200).search_embeddings(np.ones((1, 8), dtype=np.float32))
 
 
 @pytest.mark.parametrize("command", ["build", "encode", "sweep"])
@@ -95,6 +116,8 @@ def test_embeddings_that_are_written_again_are_told(tmp_path: Path, command: str
     out = ("--store" if command == "encode" else "--out", tmp_path / "o")
     columns = ("--embedding-column", "embedding", "--id-column", "id")
     widths = () if command == "encode" else ("--k", 2)
+    if command == "sweep":
+        widths += ("--transforms", "pca", "--codecs", "fp32", "--indexes", "flat")
     given = (command, place.corpus, *columns, *out, *widths)
     status, _, stderr = run(*given)
     assert (status, "damaged" in stderr) == (0, False), stderr
