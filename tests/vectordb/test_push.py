@@ -441,6 +441,27 @@ def test_rows_that_no_push_sent_are_not_lost(world: World) -> None:
     world.assert_same()
 
 
+def test_rows_that_come_while_a_table_is_filled_are_not_lost(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.push()
+    table, finish = world.table, MemoryWriter.finish
+
+    def meanwhile(self: MemoryWriter) -> None:
+        table.rows[("mine",)] = {**next(iter(table.rows.values())), "id": "mine"}
+        finish(self)
+
+    told = "has 301 rows, and 1 of them were put there by something"
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryWriter, "finish", meanwhile)
+        with pytest.raises(GateError, match=told):
+            world.push(metric="ip")
+    assert world.table is table
+    del table.rows[("mine",)]
+    # What was sent is not sent again.
+    assert world.push(metric="ip").resumed == ROWS
+
+
 def test_a_push_that_ends_meanwhile_is_seen(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the name stands for and its rows are asked one after the other."""
     world.push()

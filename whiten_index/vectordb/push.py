@@ -209,7 +209,6 @@ class _TablePush:
         before, there = self._published()
         if before is None:
             return self._fill("there was nothing of that name")
-        _require_rows(self.config, target, self.source, before, there=there)
         self.was.update({"was": before.version, "rows_before": there})
         self.notes = _note_new_queries(self.stages, before, after)
         if self.config.full:
@@ -236,12 +235,14 @@ class _TablePush:
             return self._fill(str(error))
 
     def _published(self) -> tuple[PushedTable | None, int]:
-        while True:
-            before = self.writer.published()
-            there = 0 if before is None else self.writer.count()
+        """Return the published table and its rows; refuse to lose what no push sent."""
+        while (before := self.writer.published()) is not None:
+            there = self.writer.count()
             # Another push may have ended in between.
-            if before is None or there == before.rows or self.writer.published() == before:
+            if there == before.rows or self.writer.published() == before:
+                _require_rows(self.config, self.writer.target, self.source, before, there=there)
                 return before, there
+        return None, 0
 
     def _fill(self, why: str) -> PushReport:
         resumed = self._begin()
@@ -256,6 +257,8 @@ class _TablePush:
             self._drop()
             raise
         check = self._checked(pending=True)
+        # Rows may have come while this took hours.
+        self._published()
         self.writer.swap()
         pushed = len(self.source) - resumed
         return self._report("all", why, pushed=pushed, resumed=resumed, check=check)
