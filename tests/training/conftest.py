@@ -1,5 +1,7 @@
 """Sentences, pairs and a small training."""
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +51,21 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def config(corpus: Path, tiny_model: Path, tmp_path: Path) -> Any:
-    def make(**options: Any) -> TrainingConfig:
-        options = {
-            "corpus": (str(corpus),), "out": str(tmp_path / "model"), "model": str(tiny_model),
-            "groups": 8, "batch_size": 16, "max_steps": 6, "eval_steps": 2, "save_steps": 2,
-            "device": "cpu", "learning_rate": 1e-3, **options,
-        }  # fmt: skip
-        return TrainingConfig(**options)
+    return functools.partial(small, corpus, tiny_model, tmp_path / "model")
 
-    return make
+
+def small(corpus: Path, model: Path, out: Path, /, **options: Any) -> TrainingConfig:
+    given = {
+        "corpus": (str(corpus),), "out": str(out), "model": str(model), "groups": 8,
+        "batch_size": 16, "max_steps": 6, "eval_steps": 2, "save_steps": 2, "device": "cpu",
+        "learning_rate": 1e-3, **options,
+    }  # fmt: skip
+    return TrainingConfig(**given)
+
+
+@pytest.fixture(scope="module")
+def config_once(
+    corpus: Path, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., TrainingConfig]:
+    """As ``config``, for what the tests of a file share."""
+    return functools.partial(small, corpus, tiny_model, tmp_path_factory.mktemp("once") / "model")

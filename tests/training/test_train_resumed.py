@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +16,42 @@ from tests.training.helpers import Stops, evaluated, require_same
 from whiten_index.artifacts.atomic import temporary_folder
 from whiten_index.artifacts.manifest import describe_file, write_manifest
 from whiten_index.errors import ArtifactError, ConfigError, EncoderError, StorageError
-from whiten_index.training.train import train_encoder
+from whiten_index.training.train import TrainReport, train_encoder
+
+LONGER = {"max_steps": 26, "eval_steps": 4}
+
+
+@pytest.fixture(scope="module")
+def whole(config_once: Any, pairs: Path) -> TrainReport:
+    """A training that was not interrupted."""
+    return train_encoder(config_once(**LONGER), pairs=pairs)
+
+
+@pytest.fixture(scope="module")
+def stopped(config_once: Any, pairs: Path) -> Path:
+    """The checkpoints of a training that was stopped at step 5. Do not write to them."""
+    given = config_once()
+    stopped = replace(given, out=f"{given.out}-stopped")
+    with pytest.raises(KeyboardInterrupt):
+        train_encoder(stopped, pairs=pairs, progress=Stops(5))
+    return Path(f"{stopped.out}.training")
+
+
+@pytest.fixture
+def checkpoint(stopped: Path, tmp_path: Path) -> Path:
+    """The checkpoint of step 5, of the training that ``config`` gives."""
+    return Path(shutil.copytree(stopped, tmp_path / "model.training")) / "checkpoint-5"
 
 
 # An epoch has 12 steps: at its end the sentences are drawn anew.
 @pytest.mark.parametrize("stop", [12, 26])
 def test_an_interrupted_training_that_is_gone_on_with_is_the_uninterrupted_one(
-    config: Any, pairs: Path, tmp_path: Path, stop: int
+    config: Any, pairs: Path, whole: TrainReport, tmp_path: Path, stop: int
 ) -> None:
-    options = {"max_steps": 26, "eval_steps": 4}
-    whole = train_encoder(config(out=str(tmp_path / "whole"), **options), pairs=pairs)
     with pytest.raises(KeyboardInterrupt):
-        train_encoder(config(**options), pairs=pairs, progress=Stops(stop))
+        train_encoder(config(**LONGER), pairs=pairs, progress=Stops(stop))
     assert not (tmp_path / "model").exists()
-    report = train_encoder(config(**options), pairs=pairs)
+    report = train_encoder(config(**LONGER), pairs=pairs)
     assert report.facts["resumed_at"] == stop
     require_same(whole, report)
     assert report.facts["stsb_dev"] == whole.facts["stsb_dev"]
@@ -87,11 +110,9 @@ def test_what_a_training_left_that_died_at_its_very_end_is_removed(
     "name", ["model.safetensors", "best.safetensors", "state.pt", "manifest.json"]
 )
 def test_a_damaged_checkpoint_is_told(
-    config: Any, pairs: Path, tmp_path: Path, name: str, how: str
+    config: Any, pairs: Path, checkpoint: Path, name: str, how: str
 ) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        train_encoder(config(), pairs=pairs, progress=Stops(5))
-    path = tmp_path / "model.training" / "checkpoint-5" / name
+    path = checkpoint / name
     if how == "remove":
         path.unlink()
     else:
@@ -110,63 +131,54 @@ def test_a_damaged_checkpoint_is_told(
     ],
 )  # fmt: skip
 def test_an_odd_state_of_a_checkpoint_is_told(
-    config: Any, tmp_path: Path, field: str, value: Any
+    config: Any, pairs: Path, checkpoint: Path, field: str, value: Any
 ) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        train_encoder(config(), progress=Stops(5))
-    path = tmp_path / "model.training" / "checkpoint-5" / "state.pt"
+    path = checkpoint / "state.pt"
     torch.save({**torch.load(path, weights_only=True), field: value}, path)
     fields = json.loads(path.with_name("manifest.json").read_text())
     fields["files"]["state.pt"] = describe_file(path)
     write_manifest(path.with_name("manifest.json"), fields)
     with pytest.raises(ArtifactError, match=r"checkpoint-5 cannot be loaded .* from the start"):
-        train_encoder(config())
+        train_encoder(config(), pairs=pairs)
 
 
-def test_a_checkpoint_beyond_the_last_step_is_told(config: Any, tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        train_encoder(config(), progress=Stops(5))
-    path = tmp_path / "model.training" / "checkpoint-5"
-    path = path.rename(path.with_name("checkpoint-500"))
+def test_a_checkpoint_beyond_the_last_step_is_told(
+    config: Any, pairs: Path, checkpoint: Path
+) -> None:
+    path = checkpoint.rename(checkpoint.with_name("checkpoint-500"))
     fields = json.loads((path / "manifest.json").read_text())
     write_manifest(path / "manifest.json", {**fields, "step": 500})
     with pytest.raises(ArtifactError, match="has a checkpoint of step 500 of 6; remove"):
-        train_encoder(config())
+        train_encoder(config(), pairs=pairs)
 
 
 @pytest.mark.parametrize("name", ["state.pt", "model.safetensors", "packed"])
 def test_a_checkpoint_that_holds_something_else_is_told(
-    config: Any, tmp_path: Path, name: str
+    config: Any, pairs: Path, checkpoint: Path, name: str
 ) -> None:
     """Its checksums are right; no code of it runs."""
-    with pytest.raises(KeyboardInterrupt):
-        train_encoder(config(), progress=Stops(5))
-    folder = tmp_path / "model.training" / "checkpoint-5"
     if name == "packed":
-        name = packed(folder / "state.pt").name
+        name = packed(checkpoint / "state.pt").name
     else:
-        torch.save({"state": Path("x")}, folder / name)
-    fields = json.loads((folder / "manifest.json").read_text())
-    fields["files"][name] = describe_file(folder / name)
-    write_manifest(folder / "manifest.json", fields)
+        torch.save({"state": Path("x")}, checkpoint / name)
+    fields = json.loads((checkpoint / "manifest.json").read_text())
+    fields["files"][name] = describe_file(checkpoint / name)
+    write_manifest(checkpoint / "manifest.json", fields)
     with pytest.raises(
         ArtifactError, match=r"checkpoint-5 cannot be loaded .* train from the start"
     ):
-        train_encoder(config())
+        train_encoder(config(), pairs=pairs)
 
 
 def test_an_error_of_the_system_is_none_of_a_checkpoint(
-    config: Any, monkeypatch: pytest.MonkeyPatch
+    config: Any, pairs: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        train_encoder(config(), progress=Stops(5))
-
     def fail(path: Path) -> Any:
         raise SafetensorError(f"I/O error: Input/output error (os error 5): {path}")
 
     monkeypatch.setattr("whiten_index.training.trainer.load_file", fail)
     with pytest.raises(StorageError, match=r"cannot read .*checkpoint-5: .*input/output"):
-        train_encoder(config())
+        train_encoder(config(), pairs=pairs)
 
 
 @pytest.mark.parametrize("when", ["loaded", "written"])
@@ -189,20 +201,18 @@ def test_a_model_that_changes_is_not_trained(
     assert not (tmp_path / "model").exists()
 
 
-def test_a_checkpoint_under_the_name_of_another_step_is_told(config: Any, tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        train_encoder(config(), progress=Stops(5))
-    folder = tmp_path / "model.training"
-    shutil.copytree(folder / "checkpoint-5", folder / "checkpoint-999")
+def test_a_checkpoint_under_the_name_of_another_step_is_told(
+    config: Any, pairs: Path, checkpoint: Path
+) -> None:
+    shutil.copytree(checkpoint, checkpoint.with_name("checkpoint-999"))
     with pytest.raises(ArtifactError, match=r"checkpoint-999 is the checkpoint of step 5; remove"):
-        train_encoder(config())
+        train_encoder(config(), pairs=pairs)
 
 
-def test_checkpoints_of_another_training_are_refused(config: Any, tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        train_encoder(config(), progress=Stops(4))
+@pytest.mark.usefixtures("checkpoint")
+def test_checkpoints_of_another_training_are_refused(config: Any, pairs: Path) -> None:
     with pytest.raises(ConfigError, match="checkpoints of a training with another seed"):
-        train_encoder(config(seed=7))
+        train_encoder(config(seed=7), pairs=pairs)
 
 
 def test_a_disk_that_is_full_at_the_very_end_is_told(

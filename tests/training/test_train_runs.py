@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.training.helpers import weights
 from whiten_index.training.train import train_encoder
@@ -24,6 +25,11 @@ def test_the_loss_falls_and_curves_tell_it(config: Any, pairs: Path) -> None:
     assert report.facts["stsb_dev_before"] == pytest.approx(scores[0])
 
 
+@pytest.fixture(scope="module")
+def plain(config_once: Any, pairs: Path) -> dict[str, torch.Tensor]:
+    return weights(train_encoder(config_once(), pairs=pairs))
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -34,9 +40,8 @@ def test_the_loss_falls_and_curves_tell_it(config: Any, pairs: Path) -> None:
     ids=lambda options: "-".join(f"{key}={value}" for key, value in options.items()),
 )  # fmt: skip
 def test_variants_train_other_weights(
-    config: Any, pairs: Path, tmp_path: Path, options: dict[str, Any]
+    config: Any, pairs: Path, plain: dict[str, torch.Tensor], options: dict[str, Any]
 ) -> None:
-    plain = weights(train_encoder(config(out=str(tmp_path / "plain")), pairs=pairs))
     report = train_encoder(config(**options), pairs=pairs)
     assert report.facts["steps"] == 6
     found = weights(report)
