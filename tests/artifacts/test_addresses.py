@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import itertools
 import json
 import os
 import subprocess
@@ -89,15 +90,6 @@ def command_at(path: tuple[str, ...]) -> click.Command:
     return command
 
 
-PLACES = [
-    pytest.param(path, parameter.opts[-1] if isinstance(parameter, click.Option) else None,
-                 id=f"{' '.join(path)} {parameter.name}")
-    for path in commands(cli)
-    for parameter in command_at(path).params
-    if not getattr(parameter, "is_flag", False)
-]  # fmt: skip
-
-
 def leaks(data: bytes) -> bool:
     """Tell whether the secret, or half of it, is in some bytes, in one of its forms."""
     text = data.decode("utf-8", "replace")
@@ -134,27 +126,39 @@ def run(*arguments: str) -> Result:
     return result
 
 
-@pytest.mark.parametrize(("path", "option"), PLACES)
-def test_no_command_takes_a_secret(path: tuple[str, ...], option: str | None, work: Path) -> None:
-    for number, (form, remedy) in enumerate(FORMS.items()):
-        given = (form,) if option is None else (option, form)
-        result = run(*path, *(given if number % 2 else ("=".join(given),)))
-        assert result.exit_code == 2, (given, result.output)
-        assert remedy in result.output, (given, result.output)
-        require_no_leak(work, result.output)
+def test_no_command_takes_a_secret(work: Path) -> None:
+    """All that is given is looked at before it is known what it is, so the forms take turns."""
+    forms, tried = itertools.cycle(FORMS.items()), set[tuple[str, bool]]()
+    for path in commands(cli):
+        for parameter in command_at(path).params:
+            if getattr(parameter, "is_flag", False):
+                continue
+            option = parameter.opts[-1] if isinstance(parameter, click.Option) else None
+            for joined in (True, False):
+                form, remedy = next(forms)
+                given = (form,) if option is None else (option, form)
+                result = run(*path, *(("=".join(given),) if joined else given))
+                assert result.exit_code == 2, (path, given, result.output)
+                assert remedy in result.output, (path, given, result.output)
+                require_no_leak(work, result.output)
+                tried.add((form, joined))
+    assert len(tried) == 2 * len(FORMS)
     assert list(work.iterdir()) == []
 
 
-@pytest.mark.parametrize("key", [f.name for f in dataclasses.fields(BuildConfig)])
-def test_no_job_file_takes_a_secret(key: str, work: Path, tmp_path: Path) -> None:
-    job = tmp_path / "job.toml"
-    for form in FORMS:
-        for value in (json.dumps(form), json.dumps([form])):
-            job.write_text(f"{key} = {value}\n")
+def test_no_job_file_takes_a_secret(work: Path, tmp_path: Path) -> None:
+    job, forms = tmp_path / "job.toml", itertools.cycle(FORMS)
+    tried = set[tuple[str, bool]]()
+    for key in (field.name for field in dataclasses.fields(BuildConfig)):
+        for listed in (True, False):
+            form = next(forms)
+            job.write_text(f"{key} = {json.dumps([form] if listed else form)}\n")
             result = run("build", "corpus.parquet", "--out", "index", "--config", str(job))
             assert result.exit_code == 2, result.output
             assert f"job.toml: {key} " in result.output
             require_no_leak(work, result.output)
+            tried.add((form, listed))
+    assert len(tried) == 2 * len(FORMS)
     assert list(work.iterdir()) == []
 
 
