@@ -41,6 +41,7 @@ from whiten_index.errors import (
 )
 from whiten_index.pipeline.plan import plan_update
 from whiten_index.progress import Progress
+from whiten_index.versions import gc
 from whiten_index.versions.gc import gc_store
 from whiten_index.versions.published import read_published
 from whiten_index.versions.retention import rollback
@@ -199,6 +200,15 @@ def test_gc_leaves_what_a_migration_encoded_until_it_is_finished(built: Path, fo
     build(built, folder, out=str(folder / "other"), layers=(1,))
     encoded = migrate(built, folder, rows=1).encoded
     left_alone = gc_store(folder / "store", keep_days=0)
+    (note,) = (each for each in folder.glob("store/*/choices/*") if b'"since"' in each.read_bytes())
+    whole = note.read_bytes()
+    note.write_bytes(whole[:50] + bytes([whole[50] ^ 1]) + whole[51:])
+    for command in (("gc", folder / "store", "--keep-days", 0), ("compact", folder / "store")):
+        status, _, told = run(*command)
+        assert (status, f"{note} is damaged; remove it" in told) == (5, True), told
+    with pytest.raises(ArtifactError, match="run again, before any gc, the migrations that fill"):
+        migrate(built, folder, rows=1)
+    note.write_bytes(whole)
     assert migrate(built, folder, rows=1).encoded > encoded
     assert migrate(built, folder).finished
     found = gc_store(folder / "store", keep_days=0)
@@ -225,11 +235,15 @@ def test_a_migration_that_is_given_up_holds_gc_off_no_longer(built: Path, folder
 
 
 def test_a_migration_of_an_index_that_is_gone_does_not_hold_gc_off(
-    built: Path, folder: Path
+    built: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build(built, folder, out=str(folder / "other"), corpus=str(built / "c.parquet"))
     migrate(built, folder, index=str(folder / "other"), rows=500)
     assert gc_store(folder / "store", keep_days=0).segments == 0
+    # Every model of the store is filled, as by two migrations in opposite directions.
+    with monkeypatch.context() as patched:
+        patched.setattr(gc, "is_being_filled", lambda _: True)
+        assert gc_store(folder / "store", keep_days=0).segments == 0
     shutil.rmtree(folder / "other")
     assert gc_store(folder / "store", forget=[folder / "other"], keep_days=0).segments > 0
 

@@ -247,7 +247,7 @@ def _give_up(config: MigrateConfig, stages: Stages) -> MigrateReport:
     if before is None and not filled:
         raise ConfigError(f"{config.index} has no migration under way to give up")
     for each, _ in filled:
-        notes = each.results.choice(MIGRATING) or {}
+        notes = each.migrations()
         notes.pop(owner_of(config.index), None)
         each.results.save_choice(MIGRATING, notes)
     rows = int(published.fields["rows"])
@@ -256,7 +256,7 @@ def _give_up(config: MigrateConfig, stages: Stages) -> MigrateReport:
 
 def _mark(base: BaseVersion, new: EmbeddingStore, *, under_way: bool) -> None:
     """Note in the new model's store the migration that needs its rows, or that it is finished."""
-    notes, owner = new.results.choice(MIGRATING) or {}, owner_of(base.config.out_place)
+    notes, owner = new.migrations(), owner_of(base.config.out_place)
     if bool(notes.get(owner)) != under_way:
         old, own = (recorded_spec(each.encoder) for each in (base.store, new))
         since = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

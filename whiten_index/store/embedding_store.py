@@ -159,6 +159,11 @@ class EmbeddingStore(Segments):
                 manifest.write_manifest(self.folder / manifest.MANIFEST, fields)
             self.mirror.push(self.folder / manifest.MANIFEST)
 
+    def migrations(self) -> dict[str, Any]:
+        """Return the notes of migrations by their indexes: false for one that is finished."""
+        remedy = "remove it, and run again, before any gc, the migrations that fill this store"
+        return self.results.note(MIGRATING, remedy=remedy) or {}
+
     def keep_canary(self, loaded: Callable[[], Spec]) -> None:
         """Compare the canary of a loaded model with the recorded one, or record it.
 

@@ -35,6 +35,15 @@ class ResultCache:
         """Return the choice kept for ``key``, None if none was kept or it is damaged."""
         return self._read(self._path(CHOICES, key))
 
+    def note(self, key: Mapping[str, Any], *, remedy: str) -> dict[str, Any] | None:
+        """Return the choice kept for ``key``, None if none was kept; refuse a damaged one."""
+        path = self._path(CHOICES, key)
+        self.mirror.latest(path)
+        try:
+            return _read_note(path) if exists(path) else None
+        except ArtifactError as error:
+            raise ArtifactError(f"{path} is damaged; {remedy}") from error
+
     def save_runtime(self, value: Mapping[str, str]) -> None:
         """Keep the versions of the libraries that computed some embeddings of the store."""
         if not exists(path := self._path(RUNTIMES, value)):

@@ -108,7 +108,7 @@ def gc_store(
     if len(stores) < len(every):
         # A migration under way may need them.
         bridged = []
-    removed, kept = Counter[str](leftovers=0), Counter[str]()
+    removed, kept = Counter[str](leftovers=0, segments=0, parts=0), Counter[str]()
     with contextlib.ExitStack() as locks:
         if not dry_run:
             lock_stores(place, stores, locks)

@@ -10,7 +10,7 @@ from whiten_index.artifacts.storage import Place
 from whiten_index.corpus.batches import DIGEST_BYTES
 from whiten_index.errors import ArtifactError, StorageError
 from whiten_index.paths import is_uri
-from whiten_index.store.embedding_store import MIGRATING, EmbeddingStore, model_place, open_stores
+from whiten_index.store.embedding_store import EmbeddingStore, model_place, open_stores
 from whiten_index.store.notes import owner_of
 from whiten_index.store.records import CorpusPart, CorpusRecord
 from whiten_index.versions.published import read_published
@@ -45,7 +45,7 @@ def encoded_rows(
 def filled_for(index: Place, place: Place) -> list[tuple[EmbeddingStore, dict[str, Any]]]:
     """Return the stores at a place that a migration of an index fills, and their notes of it."""
     owner, stores = owner_of(index), open_stores(place)
-    notes = ((each, (each.results.choice(MIGRATING) or {}).get(owner)) for each in stores)
+    notes = ((each, each.migrations().get(owner)) for each in stores)
     return [(each, note) for each, note in notes if isinstance(note, dict)]
 
 

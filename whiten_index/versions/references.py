@@ -207,8 +207,7 @@ def stores_of(
 
 def is_being_filled(store: EmbeddingStore) -> bool:
     """Return whether a migration fills a store, of an index that is there."""
-    notes = store.results.choice(MIGRATING) or {}
-    return any(under_way and is_index(index) for index, under_way in notes.items())
+    return any(under_way and is_index(index) for index, under_way in store.migrations().items())
 
 
 def references_of(
