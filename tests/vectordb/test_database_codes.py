@@ -171,6 +171,7 @@ def test_widths_that_no_code_takes(tmp_path: Path, given: dict[str, str]) -> Non
 
 
 LANCE = LanceOptions.codes(K) | {
+    "lists": Code({"index": "ivf_flat"}),
     "graph": Code({"index": "ivf_hnsw_sq"}),
     "graph of numbers": Code({"index": "ivf_hnsw_flat"}),
 }
@@ -191,6 +192,9 @@ def test_lancedb(tmp_path: Path, rows: Rows, name: str) -> None:
     import lancedb
 
     names = {"database": lancedb.connect(f"{tmp_path}/l"), "vector": rows.vectors[0]}
+    made = names["database"].open_table("docs").list_indices()
+    kind = code.options["index"].replace("_", "")
+    assert [each.index_type.lower() for each in made] == [kind] * (kind != "none")
     got = eval(options.query("docs", rows.pushed), names).to_arrow()
     assert np.allclose(1 - got["_distance"].to_numpy(), found[0], atol=1e-3)
 

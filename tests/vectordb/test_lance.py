@@ -206,17 +206,6 @@ def test_a_table_that_names_code_is_not_written(address: str, folder: Path) -> N
         writer.published()
 
 
-@pytest.mark.parametrize("kind", ["ivf_flat", "ivf_sq", "ivf_pq", "ivf_hnsw_sq"])
-def test_every_kind_of_index(address: str, folder: Path, kind: str) -> None:
-    rows = Rows.make(2000, k=16)
-    with open_writer(address, "docs", options={"index": kind, "num_sub_vectors": "16"}) as writer:
-        fill(writer, rows)
-        table = lancedb.connect(folder).open_table("docs")
-        named = [each.index_type.lower() for each in table.list_indices()]
-        assert named == [kind.replace("_", "")]
-        assert_finds(writer, rows, exact=False, least=0.9)
-
-
 def test_nightly_changes_do_not_grow_the_folder_for_ever(address: str, folder: Path) -> None:
     def size() -> int:
         return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
