@@ -14,7 +14,7 @@ import pytest
 from tests.acceptance.commands import done
 from tests.acceptance.truth import MAX_LENGTH, SciFact, encode
 
-DOCUMENTS = 300
+DOCUMENTS = 200
 
 
 @pytest.fixture(scope="session")

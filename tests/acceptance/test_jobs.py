@@ -2,14 +2,14 @@
 
 import hashlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from safetensors.numpy import load_file
 
+import pipelines.build_index
 import whiten_index
 from tests.acceptance.commands import done, refused
 from tests.acceptance.random_corpora import COLUMNS, RandomCorpus, make_corpus, version_folder
@@ -90,10 +90,9 @@ def test_options_override_a_job_file(job: Path, corpus: RandomCorpus, tmp_path: 
 def test_the_pipeline_does_the_job_with_lines_of_json(
     made: Path, job: Path, tmp_path: Path
 ) -> None:
-    arguments = [sys.executable, "-m", "pipelines.build_index", str(job)]
     for last in ("published", "up_to_date"):
-        ended = subprocess.run(arguments, capture_output=True, text=True, check=False)
-        assert ended.returncode == 0, ended.stderr
+        ended = CliRunner().invoke(pipelines.build_index.main, [str(job)])
+        assert ended.exit_code == 0, ended.output
         events = [json.loads(line) for line in ended.stdout.splitlines()]
         assert events[-1]["event"] == last
     require_same(tmp_path / "index", made)

@@ -604,7 +604,7 @@ def test_the_changing_process_is_killed(
             assert_holds(writer, {each.version: each for each in (old, rows)}[found.version])
         rows = old if back else rows
         with writer.changing(rows.pushed, rows.layout) as changing:
-            for batch in rows.batches(100):
+            for batch in rows.batches(1000):
                 changing.upsert(batch)
             changing.delete(range(2000, 2100) if back else GONE)
         assert_holds(writer, rows)
