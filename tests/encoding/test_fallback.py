@@ -1,6 +1,9 @@
 """Models that sentence-transformers runs: folders with modules that are not run here."""
 
+import functools
 import json
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +30,15 @@ TEXTS = ["the cat sat on the mat", "a dog ran", "the queen walks and sang", "a d
 
 def saved(folder: Path, kind: str) -> Path:
     """Save a model with a convolution, or with a module each for queries and documents."""
+    return Path(shutil.copytree(f"{_saved_once(kind).name}/model", folder / "model"))
+
+
+@functools.cache
+def _saved_once(kind: str) -> tempfile.TemporaryDirectory[str]:
     from sentence_transformers.models import CNN, Dense, Normalize, Pooling, Router, Transformer
 
+    made = tempfile.TemporaryDirectory()
+    folder = Path(made.name)
     transformer = Transformer(str(tiny_models.bert(folder / "bert")))
     if kind == "cnn":
         steps = [transformer, CNN(tiny_models.DIM, 8), Pooling(24), Normalize()]
@@ -37,7 +47,7 @@ def saved(folder: Path, kind: str) -> Path:
         steps = [transformer, Pooling(tiny_models.DIM), Router.for_query_document(*halves)]
     model = st.SentenceTransformer(modules=steps, prompts={"query": "query ", "document": ""})
     model.save(str(folder / "model"))
-    return folder / "model"
+    return made
 
 
 def truth(folder: Path, texts: list[str], *, queries: bool) -> np.ndarray:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.api_builds import MODEL, build, options, texts_of, write
+from tests.helpers.bad_input import succeed
 from tests.helpers.code_models import forged
 from tests.helpers.embedding_server import EmbeddingServer, embedding
 from whiten_index import (
@@ -227,9 +228,7 @@ def test_an_index_is_built_searched_updated_and_pushed(
         monkeypatch.setenv("OPENAI_BASE_URL", moved.url)
         push_index(PushConfig(index=str(index), to=str(tmp_path / "pushed.parquet")))
         assert open_index(index).search(["one more text"], top_k=1)[0][0].row == 300
-        command = [*COMMAND, "search", str(index), texts[3], "--top-k", "1"]
-        found = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert "#0:3" in found.stdout
+        assert "#0:3" in succeed("search", index, texts[3], "--top-k", 1)
 
 
 def test_auto_chooses_and_certifies_by_the_api(tmp_path: Path, server: EmbeddingServer) -> None:
@@ -244,10 +243,8 @@ def test_auto_chooses_and_certifies_by_the_api(tmp_path: Path, server: Embedding
 def test_pairs_are_evaluated(tmp_path: Path, server: EmbeddingServer) -> None:
     pairs = "".join(f"w{i} w{i + 1}\tw{i} w{i + 2}\t{i % 5}\n" for i in range(20))
     (tmp_path / "p.tsv").write_text("sentence1\tsentence2\tscore\n" + pairs)
-    command = [*COMMAND, "eval", "sts", str(tmp_path / "p.tsv"), "--model", MODEL]
-    found = subprocess.run([*command, "--base-url", server.url], capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr
-    assert found.stdout.startswith("openai:words: 32 dims\n")
+    asked = ("eval", "sts", tmp_path / "p.tsv", "--model", MODEL, "--base-url", server.url)
+    assert succeed(*asked).startswith("openai:words: 32 dims\n")
 
 
 def test_an_endpoint_that_asks_for_no_pause_is_not_asked_for_ever() -> None:

@@ -1,6 +1,7 @@
 """A server of OpenAI's /v1/embeddings that takes nothing else, limits requests, and fails."""
 
 import base64
+import functools
 import hashlib
 import json
 import threading
@@ -21,10 +22,16 @@ def embedding(text: str, *, dim: int = DIM, turn: float = 0.0) -> np.ndarray:
     """Return a sum of a random vector for each word; ``turn`` mixes in another model's."""
     found = np.zeros(dim)
     for word in text.lower().split() or [""]:
-        for salt, share in (("", 1.0), ("other", turn)):
-            seed = int.from_bytes(hashlib.blake2b((salt + word).encode()).digest()[:8], "big")
-            found += share * np.random.default_rng(seed).standard_normal(dim)
+        found += _vector(word, dim)
+        if turn:
+            found += turn * _vector(f"other{word}", dim)
     return (found / np.linalg.norm(found)).astype("<f4")
+
+
+@functools.cache
+def _vector(word: str, dim: int) -> np.ndarray:
+    seed = int.from_bytes(hashlib.blake2b(word.encode()).digest()[:8], "big")
+    return np.random.default_rng(seed).standard_normal(dim)
 
 
 class EmbeddingServer:
