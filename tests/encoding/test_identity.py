@@ -111,13 +111,13 @@ def json_edits(folder: Path) -> Iterator[tuple[str, Callable[[Path], object]]]:
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for key, inside in items:
             yield (*keys, key)
-            # The words of a vocabulary are many and alike.
-            if isinstance(inside, dict | list) and inside and len(inside) < 20:
+            if isinstance(inside, dict | list):
                 yield from leaves(inside, (*keys, key))
 
     for path in sorted(folder.rglob("*.json")):
-        file = path.relative_to(folder).as_posix()
-        for keys in leaves(json.loads(path.read_text())):
+        file, whole = path.relative_to(folder).as_posix(), json.loads(path.read_text())
+        # That of the tokenizer, with its vocabulary, counts as it is.
+        for keys in ((key,) for key in whole) if file == "tokenizer.json" else leaves(whole):
             yield f"{file}: {'.'.join(map(str, keys))}", edit(file, keys)
 
 
