@@ -170,20 +170,6 @@ def test_kinds_of_index_find_the_neighbours_of_brute_force(
     assert isinstance(faiss.downcast_index(index.index), inner)
 
 
-def test_a_memory_budget_is_kept(vectors: RandomCorpus, plain: Path, tmp_path: Path) -> None:
-    """1,500 rows of 16 numbers have 96 kB in float32; the budget has room for a byte a number."""
-    index = tmp_path / "index"
-    done(
-        "build", vectors.corpus, *COLUMNS, "--whiten", "whitening", "--k", 16,
-        "--memory-budget", "40kB", "--out", index,
-    )  # fmt: skip
-    assert (version_folder(index) / "index.faiss").stat().st_size <= 40_000
-    assert (version_folder(plain) / "index.faiss").stat().st_size > 96_000
-    mean, matrix = whitening(vectors.rows.astype(np.float64), 16)
-    found = search_queries(index, vectors)
-    assert recall(found, (vectors.rows - mean) @ matrix, (vectors.questions - mean) @ matrix) > 0.8
-
-
 @pytest.mark.parametrize(
     "condition", ["lang == 'en'", "year >= 2010 and lang != 'de'", "lang in ['de', 'fr']"]
 )

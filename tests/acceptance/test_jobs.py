@@ -13,8 +13,7 @@ import pipelines.build_index
 import whiten_index
 from tests.acceptance.commands import done, refused
 from tests.acceptance.random_corpora import COLUMNS, RandomCorpus, make_corpus, version_folder
-from tests.acceptance.truth import MAX_LENGTH, SciFact, encode, unit, whitening
-from whiten_index.whitening.whitening_config import WhiteningConfig
+from tests.acceptance.truth import MAX_LENGTH, SciFact, encode, unit
 
 K = 6
 FILES = ("index.faiss", "documents.arrow", "whitening.safetensors")
@@ -179,19 +178,6 @@ def test_an_encoder_gives_the_embeddings_of_transformers(scifact: SciFact) -> No
     np.testing.assert_allclose(unit(found), unit(encode(texts)), atol=1e-5)
     blocks = np.concatenate(list(encoder.stream([texts[:3], texts[3:4], texts[4:]])))
     np.testing.assert_allclose(blocks, found, atol=1e-6)
-
-
-def test_a_whitening_is_fitted_applied_inverted_and_truncated(corpus: RandomCorpus) -> None:
-    fitted = whiten_index.Whitening.fit(corpus.rows, WhiteningConfig(k=K))
-    vectors = fitted.apply(corpus.rows)
-    np.testing.assert_allclose(np.cov(vectors.T), np.eye(K), atol=1e-6)
-    mean, matrix = whitening(corpus.rows.astype(np.float64), K)
-    exact = (corpus.rows - mean) @ matrix
-    np.testing.assert_allclose(vectors @ vectors.T, exact @ exact.T, atol=1e-4)
-    np.testing.assert_allclose(fitted.truncate(3).apply(corpus.rows), vectors[:, :3], atol=1e-9)
-    whole = whiten_index.Whitening.fit(corpus.rows, WhiteningConfig(k="full"))
-    back = whole.inverse(whole.apply(corpus.rows))
-    np.testing.assert_allclose(back, corpus.rows, atol=1e-5)
 
 
 def test_encoding_alone_fills_a_store_for_later_builds(

@@ -352,23 +352,6 @@ def test_a_refit_fills_a_new_table(place: Indexed, database: Database) -> None:
 
 
 @pytest.mark.service
-def test_a_push_that_is_kept_back_changes_nothing(place: Indexed, database: Database) -> None:
-    place.push(*database.target)
-    today = place.shrink()
-    status = json.loads(
-        done("push", place.index, "--to", *database.target[:3], "--status", "--json")
-    )
-    refused(9, "push", place.index, "--to", *database.target)
-    assert_finds(database, place, place.rows)
-    again = json.loads(
-        done("push", place.index, "--to", *database.target[:3], "--status", "--json")
-    )
-    assert again == status
-    place.push(*database.target, "--max-shrink", 0.5)
-    assert_finds(database, place, today)
-
-
-@pytest.mark.service
 def test_a_table_that_no_push_made_is_left_alone(place: Indexed, postgres: Any) -> None:
     import psycopg
 

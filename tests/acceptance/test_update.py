@@ -22,7 +22,6 @@ from tests.acceptance.vectors import (
     checksums,
     search,
     some,
-    whitened,
     write_corpus,
 )
 
@@ -74,24 +73,6 @@ def test_searches_equal_brute_force_over_the_new_corpus(place: Indexed, refit: s
     assert report["version"] == place.published()
     fitted = today if refit == "always" else place.rows
     assert_searches(place.index, today, place.work, fitted=fitted)
-
-
-def test_many_nights_end_as_a_build_from_scratch(place: Indexed) -> None:
-    """The same rows in the same order have the same vectors."""
-    for night in range(3):
-        rows = place.rows[20 * night :] + some(15, f"night{night}-")
-        write_corpus(place.corpus, rows)
-        done("update", place.index, "--refit", "always" if night == 2 else "never")
-    build(place.corpus, place.work / "fresh")
-    vectors = []
-    for name in ("index", "fresh"):
-        done("push", place.work / name, "--to", place.work / f"{name}.npy")
-        table = pq.read_table(place.work / f"{name}.documents.parquet")
-        assert table["id"].to_pylist() == rows.ids
-        vectors.append(np.load(place.work / f"{name}.npy").astype(np.float64))
-    expected = whitened(rows, rows)
-    for each in vectors:
-        np.testing.assert_allclose(each @ each.T, expected @ expected.T, atol=1e-5)
 
 
 def test_an_unchanged_corpus_publishes_nothing(place: Indexed) -> None:
