@@ -1,5 +1,6 @@
 """Retrieval judged: by brute force, by run files, by public figures; what does not fit is said."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from whiten_index.evaluation.trec_run import read_run
 from whiten_index.measure.eval_config import RetrievalConfig
 from whiten_index.measure.evaluate_retrieval import evaluate_retrieval
 from whiten_index.measure.measure_options import METRICS
+from whiten_index.versions.gc import gc_store
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +89,18 @@ def test_queries_of_a_changed_model_are_encoded_again(beir, tmp_path):
     fresh = judged(model, sets=[str(beir)], store=str(tmp_path / "fresh"))
     one, two, three = (figures(each["datasets"]["one"]) for each in (with_prompt, found, fresh))
     assert one != two == three
+
+
+def test_a_store_that_sets_were_judged_with_remembers_their_corpus_and_no_index(
+    tiny_model, beir, tmp_path
+):
+    store = tmp_path / "store"
+    for _ in range(2):
+        judged(tiny_model, sets=[str(beir)], store=str(store))
+    found = gc_store(store, keep_days=0)
+    assert (found.indexes, found.references, found.segments) == ((), 1, 0)
+    (record,) = store.glob("*/corpora/*.json")
+    assert json.loads(record.read_text())["source"]["sources"] == [str(beir / "corpus.jsonl")]
 
 
 def test_a_query_that_is_a_document_does_not_find_itself(tiny_model, tiny_words, tmp_path):

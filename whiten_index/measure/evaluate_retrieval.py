@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import remove_path, scratch_folder
 from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.lock import only_writer
 from whiten_index.corpus.parquet_corpus import ParquetCorpus
+from whiten_index.corpus.sources import canonical
 from whiten_index.encoding.load_encoder import resolve_encoder
 from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import CorpusError
@@ -61,6 +63,7 @@ class _Set:
     config: RetrievalConfig
     drops_self: bool
     corpus: Path = Path("corpus.parquet")
+    source: Path = corpus  # the user's file that it is or was made of
 
     def build(self, transform: WhiteningConfig | None, out: str | None, store: str) -> BuildConfig:
         """Return the build of an index under one transform, None for none."""
@@ -140,7 +143,8 @@ def _read_set(config: RetrievalConfig, number: int, work: Path) -> _Set:
     drops = drops_self(judged.qrels)
     if not config.builds or folder is None:
         return _Set(name, judged, config, drops)
-    found = _Set(name, judged, config, drops, parquet_corpus(corpus_file(folder), work))
+    source = corpus_file(folder)
+    found = _Set(name, judged, config, drops, parquet_corpus(source, work), source)
     corpus = ParquetCorpus.open(found.build(None, "index", "store").corpus_config())
     judged.missing(map(str, corpus.ids()))
     return found
@@ -150,8 +154,8 @@ def _scores(each: _Set, work: Path, stages: Stages) -> Scores:
     """Yield the figures of a set under each transform, or of the published index."""
     embeddings: NDArray[np.float32] | None = None
     if each.config.runner != _HERE.runner:
-        kept = each.config.store or str(work / "store")
-        encoded = encode_corpus(each.build(None, None, kept), progress=stages.watcher)
+        build = each.build(None, str(work / "index"), each.config.store or str(work / "store"))
+        encoded = encode_corpus(build, progress=stages.watcher)
         stages.add(encoded.stages.seconds, encoded.stages.rows)
     for transform in each.config.transforms or (None,):
         opened, store = _open(each, transform, work, stages)
@@ -172,9 +176,17 @@ def _open(
     if config.index is not None:
         return open_index(config.index, **config.opening), None
     build = each.build(transform, str(out), config.store or str(work / "store"))
-    report = build_index(replace(build, **vars(_HERE)), progress=stages.watcher)
-    stages.add(report.encoded.stages.seconds, report.encoded.stages.rows)
-    return open_index(out, **{**config.opening, "model": None}), report.encoded.store
+    build = replace(build, **vars(_HERE))
+    encoded = build_index(build, progress=stages.watcher, registered=False).encoded
+    stages.add(encoded.stages.seconds, encoded.stages.rows)
+    store, record = encoded.store, encoded.record
+    if each.source != each.corpus:
+        # What was made of it has another place in each run.
+        lasting = {**record.source, "sources": [canonical(str(each.source))]}
+        with only_writer(store.folder, what="store"):
+            store.save_corpus(replace(record, source=lasting))
+            store.forget_corpus(record.source, index=out)
+    return open_index(out, **{**config.opening, "model": None}), store
 
 
 def _search(

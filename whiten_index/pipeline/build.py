@@ -37,7 +37,11 @@ _MAX_SHRINK, _LEAST_GUARDED = 0.2, 100  # a smaller index is soon built again
 
 
 def build_index(
-    config: BuildConfig, *, progress: Progress | None = None, facts: Mapping[str, Any] | None = None
+    config: BuildConfig,
+    *,
+    progress: Progress | None = None,
+    facts: Mapping[str, Any] | None = None,
+    registered: bool = True,
 ) -> BuildReport:
     """Build and publish an index; finished steps of an earlier run are not repeated.
 
@@ -46,6 +50,7 @@ def build_index(
         progress: a watcher with the methods of ``whiten_index.progress.Progress``;
             ``whiten_index.cli.terminal.Bars()`` shows a bar on a terminal and in a notebook.
         facts: further fields of the version's manifest.
+        registered: whether ``gc`` of the store asks for the index, as not for one removed at once.
 
     Returns:
         Version, counts, choice of the transform and bytes; ``to_json()`` has all of them.
@@ -75,7 +80,8 @@ def build_index(
             encoded = encode_or_open(config, stages, executor)
             config = config.settled(encoded.store.encoder)
             rows = encoded.record.rows
-            register(encoded.store, config.out_place, stages)
+            if registered:
+                register(encoded.store, config.out_place, stages)
             # A damaged ``CURRENT`` counts as none and is replaced.
             published = published_fields(out, mirror)
             _require_rows(config, rows, had=published.get("rows", 0))
