@@ -5,6 +5,8 @@ INSTALL := -m pip --disable-pip-version-check install --quiet
 PIP := $(BIN)/python $(INSTALL) --constraint constraints.txt
 SETTINGS := pyproject.toml constraints.txt Makefile
 export HF_HUB_OFFLINE ?= 1
+# Else each of the many processes that tests start would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test slow figures units services faults soak lowest newest packages docs lint types \
     imports tables clean
