@@ -36,16 +36,17 @@ def deep(path: Path) -> Path:
 LIMITS = {endless: "more than 16,777,216 bytes", deep: LEVELS}
 
 
+def number(value: int) -> bytes:
+    """A field of a footer after another."""
+    value, found = 2 * value, b"\x16"
+    while value > 127:
+        found += bytes([value & 127 | 128])
+        value >>= 7
+    return found + bytes([value])
+
+
 def claiming(path: Path, rows: int) -> Path:
     """A Parquet file whose footer claims other rows than it has."""
-
-    def number(value: int) -> bytes:
-        value, found = 2 * value, b"\x16"
-        while value > 127:
-            found += bytes([value & 127 | 128])
-            value >>= 7
-        return found + bytes([value])
-
     pq.write_table(pa.table({"text": ["a text"] * 7777}), path)
     data = path.read_bytes()
     start = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
@@ -264,7 +265,7 @@ def test_a_row_filter_within_the_limits_is_computed(run, tmp_path, filtered):  #
         assert run(["encode", corpus, *named, "--filter", text])[0] == 0
 
 
-@pytest.mark.parametrize("name", ["qrels", "run", "lists"])
+@pytest.mark.parametrize("name", ["qrels", "run", "lists", "lists of texts"])
 def test_one_long_value_in_thousands_of_rows(run, sound, tmp_path, name):  # type: ignore[no-untyped-def]
     texts = pa.DictionaryArray.from_arrays(pa.array([0] * 4000), pa.array(["a" * (1 << 20)]))
     numbers, path = [1] * 4000, tmp_path / "f.parquet"
@@ -272,6 +273,10 @@ def test_one_long_value_in_thousands_of_rows(run, sound, tmp_path, name):  # typ
     table, arguments = {
         "lists": (
             {"query_id": pa.chunked_array([part] * 33)},
+            ["eval", "retrieval", "--run", str(path), "--qrels", str(sound / "qrels.tsv")],
+        ),
+        "lists of texts": (
+            {"query_id": pa.ListArray.from_arrays([0, 4000], texts)},
             ["eval", "retrieval", "--run", str(path), "--qrels", str(sound / "qrels.tsv")],
         ),
         "qrels": (
@@ -306,10 +311,18 @@ def test_a_text_of_a_corpus_that_is_too_long(run, tmp_path):  # type: ignore[no-
     assert_says(found, 3, "c.parquet#0:1 of the corpus has more than 16,777,216 bytes of text")
 
 
-@pytest.mark.parametrize("case", ["text", "encoded text", "filtered", "numbers"])
+@pytest.mark.parametrize(
+    "case", ["text", "a.text", "wrong size", "encoded text", "filtered", "numbers"]
+)
 def test_a_corpus_that_names_one_value_thousands_of_times(run, tmp_path, case):  # type: ignore[no-untyped-def]
-    path, room = written(tmp_path, 4000, "a" * (8 << 20), encoded=case != "text"), 3 << 30
-    named = ["--text-column", "text"]
+    name, encoded = "a.text" if case == "a.text" else "text", case in ("encoded text", "filtered")
+    path = written(tmp_path, 4000, "a" * (8 << 20), encoded=encoded, name=name)
+    named, room = ["--text-column", name], 3 << 30
+    if case == "wrong size":
+        data, column = path.read_bytes(), pq.read_metadata(path).row_group(0).column(0)
+        size = number(column.total_uncompressed_size)
+        assert data.count(size) == 1
+        path.write_bytes(data.replace(size, b"\x16\x82" + b"\x80" * (len(size) - 3) + b"\0"))
     if case in ("filtered", "numbers"):
         named, room = ["--embedding-column", "e"], 1 << 30
     if case == "filtered":
@@ -321,6 +334,16 @@ def test_a_corpus_that_names_one_value_thousands_of_times(run, tmp_path, case): 
     found = run(["encode", str(path), *named, "--store", str(tmp_path / "store")], room)
     assert_says(found, 3, UNPACKS)
     assert "--shard-rows" in str(found[1])
+
+
+def test_long_texts_beside_lists_are_read_a_few_rows_at_a_time(run, tmp_path):  # type: ignore[no-untyped-def]
+    texts = [f"{row} {'a' * (1 << 20)}" for row in range(800)]
+    lists = {"tags": [["a"] * 60] * 800, "e": [[row % 5.0, 1.0] for row in range(800)]}
+    path = tmp_path / "c.parquet"
+    pq.write_table(pa.table({"text": texts, **lists}), path, write_batch_size=8)
+    named = ["--embedding-column", "e", "--keep", "tags", "--filter", "text != ''"]
+    store = ["--store", str(tmp_path / "store"), "--shard-rows", "50"]
+    assert run(["encode", str(path), *named, *store], 1 << 30)[0] == 0
 
 
 def test_a_row_filter_that_memory_does_not_hold(run, tmp_path):  # type: ignore[no-untyped-def]
@@ -366,9 +389,9 @@ def test_memory_that_ends_in_a_stage_names_it(run, tmp_path):  # type: ignore[no
     assert_says(run(["encode", str(path), *named], 2 << 30), 7, "cannot finish the step 'encode'")
 
 
-def written(folder: Path, rows: int, text: str, *, encoded: bool) -> Path:
+def written(folder: Path, rows: int, text: str, *, encoded: bool, name: str = "text") -> Path:
     """A Parquet file of one text in all rows, whose reader is asked for a dictionary or not."""
     texts = pa.DictionaryArray.from_arrays(pa.array([0] * rows), pa.array([text]))
-    table = pa.table({"text": texts, "e": [[row % 5.0, row % 3.0] for row in range(rows)]})
+    table = pa.table({name: texts, "e": [[row % 5.0, row % 3.0] for row in range(rows)]})
     pq.write_table(table, path := folder / "c.parquet", compression="zstd", store_schema=encoded)
     return path

@@ -3,7 +3,8 @@
 import contextlib
 import hashlib
 import io
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -83,6 +84,17 @@ def check_footer(metadata: pq.FileMetaData) -> None:
         next(pq.ParquetFile(_Unread(), metadata=metadata, pre_buffer=True).iter_batches(), None)
 
 
+def chunks_of(
+    metadata: pq.RowGroupMetaData, names: Collection[str]
+) -> Iterator[tuple[int, pq.ColumnChunkMetaData]]:
+    """Yield number and chunk of all leaves below these columns, whose names may have dots."""
+    starts = tuple(f"{name}." for name in names)
+    for index in range(metadata.num_columns):
+        chunk = metadata.column(index)
+        if f"{chunk.path_in_schema}.".startswith(starts):
+            yield index, chunk
+
+
 def footer_digest(metadata: pq.FileMetaData) -> str:
     """Return a digest of a whole footer."""
     footer = pa.BufferOutputStream()
@@ -153,20 +165,15 @@ def _rows_at_once(
     """Return the rows of a batch: fewer if they are wide, or a dictionary holds long texts."""
     # A few bytes of a file name a value of its dictionary thousands of times. The first row is
     # decoded together with the dictionary of each column of texts, without a copy for each row.
-    metadata, schema = parquet.metadata.row_group(group), parquet.schema_arrow
-    rows = _BATCH_ROWS
-    texts, most, values, listed, width = list[str](), 0.0, 1.0, 0, 0.0
-    for index in range(metadata.num_columns):
-        chunk = metadata.column(index)
-        name = chunk.path_in_schema.split(".")[0]
-        if name not in wanted or not metadata.num_rows:
-            continue
-        each = chunk.num_values / metadata.num_rows
+    metadata, rows = parquet.metadata.row_group(group), _BATCH_ROWS
+    stay = [each.name for each in parquet.schema_arrow if pa.types.is_dictionary(each.type)]
+    texts, lists, values, listed, width = list[str](), list[str](), 1.0, 0, 0.0
+    for index, chunk in chunks_of(metadata, wanted):
+        each = chunk.num_values / max(metadata.num_rows, 1)
         if chunk.physical_type == "BYTE_ARRAY":
             # Each batch has a copy of a dictionary that stays one: fewer rows would take more.
-            if not pa.types.is_dictionary(schema.field(name).type):
-                texts.append(chunk.path_in_schema)
-                most += chunk.total_uncompressed_size * max(each, 1)
+            if chunk.has_dictionary_page and chunk.path_in_schema not in stay:
+                (lists if each > 1 else texts).append(chunk.path_in_schema)
                 values = max(values, each)
                 listed = max(listed, chunk.num_values if each > 1 else 0)
             continue
@@ -175,20 +182,23 @@ def _rows_at_once(
         if each > 1:
             # One row may have them all.
             check_expanded(chunk.num_values * size, file.packed)
-    # No text is longer than its column, so that most row groups need no look at the dictionary.
-    if most * min(metadata.num_rows, _BATCH_ROWS) > _UNPACKED_BYTES:
-        packed = _streamed(source, metadata=parquet.metadata, read_dictionary=texts)
-        first = packed.iter_batches(batch_size=1, row_groups=[group], columns=texts)
-        batch = next(first, None)
-        longest = sum(map(_longest, batch.columns)) if batch is not None else 0
-        if longest * listed > _UNPACKED_BYTES:
-            # One row may have them all.
-            again = packed.iter_batches(_BATCH_ROWS, row_groups=[group], columns=texts)
-            check_expanded(sum(map(unpacked_bytes, again)), file.packed)
-        rows = min(rows, int(_BATCH_BYTES / max(longest * values, 1)))
+    # What a footer says of the size of a column may be wrong.
+    packed = _streamed(source, metadata=parquet.metadata, read_dictionary=texts + lists)
+    longest = [_longest_of(packed, group, some) if some else 0 for some in (texts, lists)]
+    if longest[1] * listed > _UNPACKED_BYTES:
+        # One row may have them all.
+        again = packed.iter_batches(_BATCH_ROWS, row_groups=[group], columns=lists)
+        check_expanded(sum(map(unpacked_bytes, again)), file.packed)
+    rows = min(rows, int(_BATCH_BYTES / max(sum(longest) * values, 1)))
     if width * rows > _UNPACKED_BYTES:
         rows = int(_BATCH_BYTES / width)
     return max(1, rows)
+
+
+def _longest_of(packed: pq.ParquetFile, group: int, columns: list[str]) -> int:
+    """Return the bytes of the longest texts of the dictionaries of a row group."""
+    first = packed.iter_batches(batch_size=1, row_groups=[group], columns=columns)
+    return sum(_longest(array) for batch in itertools.islice(first, 1) for array in batch.columns)
 
 
 def _longest(array: pa.Array) -> int:

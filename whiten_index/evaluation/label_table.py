@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from whiten_index.artifacts.files import NotAFileError, is_folder, list_folder, open_file, reading
 from whiten_index.artifacts.limits import LimitError, check_expanded, iterate_lines, load_json
 from whiten_index.corpus.arrow_types import unpacked_bytes
-from whiten_index.corpus.parquet_reader import check_footer
+from whiten_index.corpus.parquet_reader import check_footer, chunks_of
 from whiten_index.errors import ConfigError, CorpusError, first_line
 from whiten_index.paths import cut, shown
 
@@ -162,16 +162,15 @@ def _read_parquet(path: Path, known: Collection[str]) -> LabelTable:
     with reading_parquet(path), _reading_whole(path) as source:
         schema, packed = pq.read_schema(source), os.fstat(source.fileno()).st_size
         wanted = [name for name in schema.names if name in known]
+        check_footer(metadata := pq.read_metadata(source))
+        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        check_expanded(sum(group.total_byte_size for group in groups), packed)
+        read = [chunk for group in groups for _, chunk in chunks_of(group, wanted)]
+        check_expanded(sum(chunk.num_values for chunk in read) * _VALUE_BYTES, packed)
         # A file may hold a text once and name it in a billion rows: it stays one until it is sized.
-        kinds = (pa.string(), pa.large_string(), pa.string_view())
-        texts = [field.name for field in schema if field.type in kinds]
-        with pq.ParquetFile(source, page_checksum_verification=True, read_dictionary=texts) as file:
-            check_footer(file.metadata)
-            groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
-            check_expanded(sum(group.total_byte_size for group in groups), packed)
-            chunks = (group.column(n) for group in groups for n in range(group.num_columns))
-            read = (chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in wanted)
-            check_expanded(sum(chunk.num_values for chunk in read) * _VALUE_BYTES, packed)
+        texts = {each.path_in_schema for each in read if each.physical_type == "BYTE_ARRAY"}
+        options = {"page_checksum_verification": True, "read_dictionary": [*texts]}
+        with pq.ParquetFile(source, **options) as file:
             table = file.read(wanted)
         # Damage that decodes all the same shows as text that is not UTF-8.
         table.validate(full=True)
