@@ -112,7 +112,7 @@ def test_documents_are_told_apart_by_id(
 class Synthetic:
     """Documents made when they are asked for; a few of each part differ from seed to seed."""
 
-    parts, rows = 15, 10_000
+    parts, rows = 15, 4_000
 
     def __init__(self, seed: int, watched: list[int]) -> None:
         self.seed, self.watched = seed, watched
