@@ -7,22 +7,19 @@ from benchmarks.local_cluster import Cluster
 
 
 @pytest.fixture(scope="module")
-def three_nodes(tmp_path_factory):
-    """A cluster of three machines with a core each, shared by the tests of a file."""
-    cluster = Cluster(tmp_path_factory.mktemp("cluster"), nodes=3)
+def two_nodes(tmp_path_factory):
+    """A cluster of two machines with a core each, shared by the tests of a file.
+
+    The last tests of a file kill machines; each makes up for those that are gone.
+    """
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"), nodes=2)
     yield cluster
     cluster.stop()
 
 
 @pytest.fixture
-def make_cluster(tmp_path):
-    """Makes clusters of a test's own, whose machines it may kill."""
-    made = []
-
-    def make(**options):
-        made.append(Cluster(tmp_path / f"cluster{len(made)}", **options))
-        return made[-1]
-
-    yield make
-    for cluster in made:
-        cluster.stop()
+def mortal(two_nodes):
+    """The same cluster, whose machines the test may kill."""
+    while len(two_nodes.nodes) < 2:
+        two_nodes.add()
+    return two_nodes

@@ -47,30 +47,28 @@ def run(address: str, work: Square, items: int | Iterable[int], **options: Any) 
         return list(executor.map_unordered(work, numbers))
 
 
-@pytest.mark.parametrize("count", [0, 1, 40])
-def test_every_item_is_done_once_by_all_workers(
-    three_nodes: Any, tmp_path: Path, count: int
-) -> None:
-    rows: list[int] = []
-    work = Square(tmp_path / "log", seconds=0.02)
-    with connected(three_nodes.address, ready=3) as executor:
-        results = list(executor.map_unordered(work, range(count), rows.append))
+def test_every_item_is_done_once_by_all_workers(two_nodes: Any, tmp_path: Path) -> None:
+    with connected(two_nodes.address, ready=2) as executor:
+        for count in (0, 1, 40):
+            rows: list[int] = []
+            work = Square(tmp_path / f"log{count}", seconds=0.02)
+            results = list(executor.map_unordered(work, range(count), rows.append))
+            assert squares(results) == [n**2 for n in range(count)]
+            assert sum(rows) == sum(range(count))
+            assert sorted(work.log_of("end")) == list(range(count))
+            pids = {pid for _, (_, pid) in results}
+            assert os.getpid() not in pids
+            assert len(pids) == min(count, 2)
         assert executor.to_json() == {"deaths": 0, "failures": 0}
         assert list(executor.map(neg, range(5))) == [0, -1, -2, -3, -4]
-    assert squares(results) == [n**2 for n in range(count)]
-    assert sum(rows) == sum(range(count))
-    assert sorted(work.log_of("end")) == list(range(count))
-    pids = {pid for _, (_, pid) in results}
-    assert os.getpid() not in pids
-    assert len(pids) == min(count, 3)
 
 
 def test_a_worker_that_dies_is_replaced_and_finished_items_are_not_repeated(
-    three_nodes: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    two_nodes: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     notes: list[str] = []
     work = Square(tmp_path / "log", trouble=((11, "once"), (20, "once")), seconds=0.02)
-    with connected(three_nodes.address, notes=notes) as executor:
+    with connected(two_nodes.address, notes=notes) as executor:
         results = list(executor.map_unordered(work, range(40)))
         assert executor.deaths == 2
     assert squares(results) == [n**2 for n in range(40)]
@@ -81,10 +79,10 @@ def test_a_worker_that_dies_is_replaced_and_finished_items_are_not_repeated(
 
 
 def test_items_that_fail_or_kill_are_reported_and_all_others_are_done(
-    three_nodes: Any, tmp_path: Path
+    two_nodes: Any, tmp_path: Path
 ) -> None:
     work = Square(tmp_path / "log", trouble=((7, "raise"), (15, "die")), seconds=0.01)
-    results = dict(run(three_nodes.address, work, 30))
+    results = dict(run(two_nodes.address, work, 30))
     failed = {n: results.pop(n) for n in (7, 15)}
     assert all(isinstance(each, Failure) for each in failed.values())
     assert {n: each.item for n, each in failed.items()} == {7: 7, 15: 15}
@@ -94,17 +92,56 @@ def test_items_that_fail_or_kill_are_reported_and_all_others_are_done(
     assert len(results) == 28
 
 
-def test_an_error_that_every_item_would_meet_ends_the_run(three_nodes: Any, tmp_path: Path) -> None:
+def test_an_error_that_every_item_would_meet_ends_the_run(two_nodes: Any, tmp_path: Path) -> None:
     work = Square(tmp_path / "log", trouble=((3, "full"),), seconds=0.01)
     with pytest.raises(StorageError, match="the disk is full"):
-        run(three_nodes.address, work, 1000)
+        run(two_nodes.address, work, 1000)
     assert len(work.log_of("end")) < 100
 
 
+def test_a_check_that_fails_on_every_machine_is_raised(two_nodes: Any, tmp_path: Path) -> None:
+    notes: list[str] = []
+    check = partial(refuse, "the disk")
+    with pytest.raises(ConfigError, match="the disk is not there"):
+        run(two_nodes.address, Square(tmp_path / "log"), 3, check=check, notes=notes)
+    assert any("no worker on machine" in note for note in notes)
+
+
+def test_a_given_number_of_workers(two_nodes: Any, tmp_path: Path) -> None:
+    work = Square(tmp_path / "log", seconds=0.05)
+    results = run(two_nodes.address, work, 12, workers=1, ready=1)
+    assert len({pid for _, (_, pid) in results}) == 1
+    notes: list[str] = []
+    results = run(two_nodes.address, work, 12, workers=100, notes=notes, ready=2)
+    assert len({pid for _, (_, pid) in results}) == 2
+    assert notes == [
+        "note: the cluster has 2 cores and 0 GPUs, too few for 100 workers unless the cluster grows"
+    ]
+    with pytest.raises(ConfigError, match="the cluster has none"):
+        run(two_nodes.address, work, 1, gpu=True)
+
+
+def test_two_builds_of_one_process_share_the_connection(two_nodes: Any, tmp_path: Path) -> None:
+    first, second = (Square(tmp_path / name, seconds=0.02) for name in ("first", "second"))
+    found: list[int] = []
+    with connected(two_nodes.address, workers=1, ready=1) as outer:
+        results = outer.map_unordered(first, range(40))
+        next(results)
+
+        def build() -> None:
+            found.extend(squares(run(two_nodes.address, second, 20, workers=1)))
+
+        thread = threading.Thread(target=build)
+        thread.start()
+        thread.join(60)
+        assert found == [n**2 for n in range(20)]
+        # The second build that ended did not disconnect the first.
+        assert len(list(results)) == 39
+
+
 def test_a_machine_that_dies_loses_nothing_and_one_that_joins_helps(
-    make_cluster: Any, tmp_path: Path
+    mortal: Any, tmp_path: Path
 ) -> None:
-    made = make_cluster(nodes=2)
     work = Square(tmp_path / "log", seconds=0.1)
     drawn: list[int] = []
 
@@ -117,59 +154,15 @@ def test_a_machine_that_dies_loses_nothing_and_one_that_joins_helps(
     def replace_machine() -> None:
         while len(work.log_of("end")) < 6:
             time.sleep(0.05)
-        made.nodes.pop("node0").kill()
-        made.add()
+        mortal.nodes.pop(next(iter(mortal.nodes))).kill()
+        mortal.add()
 
     killer = threading.Thread(target=replace_machine)
     killer.start()
-    results = run(made.address, work, items(), ready=2)
+    results = run(mortal.address, work, items(), ready=2)
     killer.join()
     assert squares(results) == [n**2 for n in drawn]
     # Items whose results were lost with the machine were done again: three at most.
     assert set(work.log_of("end")) == set(drawn)
     assert len(work.log_of("end")) <= len(drawn) + 3
     assert len(drawn) < 2_000
-
-
-def test_a_check_that_fails_on_every_machine_is_raised(three_nodes: Any, tmp_path: Path) -> None:
-    notes: list[str] = []
-    check = partial(refuse, "the disk")
-    with pytest.raises(ConfigError, match="the disk is not there"):
-        run(three_nodes.address, Square(tmp_path / "log"), 3, check=check, notes=notes)
-    assert any("no worker on machine" in note for note in notes)
-
-
-def test_a_given_number_of_workers(three_nodes: Any, tmp_path: Path) -> None:
-    work = Square(tmp_path / "log", seconds=0.05)
-    results = run(three_nodes.address, work, 12, workers=2, ready=2)
-    assert len({pid for _, (_, pid) in results}) == 2
-    notes: list[str] = []
-    results = run(three_nodes.address, work, 12, workers=100, notes=notes, ready=3)
-    assert len({pid for _, (_, pid) in results}) == 3
-    assert notes == [
-        "note: the cluster has 3 cores and 0 GPUs, too few for 100 workers unless the cluster grows"
-    ]
-    with pytest.raises(ConfigError, match="the cluster has none"):
-        run(three_nodes.address, work, 1, gpu=True)
-
-
-def test_a_cluster_of_this_machine_alone(tmp_path: Path) -> None:
-    assert squares(run("local", Square(tmp_path / "log"), 5, workers=1)) == [0, 1, 4, 9, 16]
-
-
-def test_two_builds_of_one_process_share_the_connection(three_nodes: Any, tmp_path: Path) -> None:
-    first, second = (Square(tmp_path / name, seconds=0.02) for name in ("first", "second"))
-    found: list[int] = []
-    with connected(three_nodes.address, workers=1, ready=1) as outer:
-        results = outer.map_unordered(first, range(40))
-        next(results)
-
-        def build() -> None:
-            found.extend(squares(run(three_nodes.address, second, 20, workers=1)))
-
-        thread = threading.Thread(target=build)
-        thread.start()
-        thread.join(60)
-        assert found == [n**2 for n in range(20)]
-        # The second build that ended did not disconnect the first.
-        assert len(list(results)) == 39
