@@ -1,5 +1,6 @@
 """Checks of paths and values given by users, and their form in errors."""
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping
@@ -107,6 +108,13 @@ def plain_json(text: str) -> str:
 def plain_markdown(text: str) -> str:
     """Return one line of text in which nothing is markup, a cell's end or a mention."""
     return re.sub(r"([\\`*_{}\[\]<>#|~$&])", r"\\\1", " ".join(text.split()))
+
+
+def at_home(path: str) -> Path:
+    """Return a path with a user's folder in place of ``~``; of an unknown user it stays."""
+    with contextlib.suppress(RuntimeError):
+        return Path(path).expanduser()
+    return Path(path)
 
 
 def shown(value: object) -> str:

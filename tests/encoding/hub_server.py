@@ -239,8 +239,8 @@ class _HubHandler(_Handler):
         else:
             self._file(found, repo.commits[commit], commit)
 
-    def _refuse(self, status: int, code: str, why: str) -> None:
-        headers = {"X-Error-Code": code} if code else {}
+    def _refuse(self, status: int, code: str, why: str, **more: str) -> None:
+        headers = {"X-Error-Code": code, **more} if code else {}
         self.reply(status, json.dumps({"error": why}).encode(), X_Error_Message=why, **headers)
 
     def _describe(self, name: str, files: dict[str, bytes], commit: str, *, tree: bool) -> None:
@@ -257,7 +257,7 @@ class _HubHandler(_Handler):
     def _file(self, found: re.Match[str], files: dict[str, bytes], commit: str) -> None:
         name, path = found["name"], unquote(found["file"])
         if path not in files:
-            self._refuse(404, "EntryNotFound", "Entry not found")
+            self._refuse(404, "EntryNotFound", "Entry not found", X_Repo_Commit=commit)
             return
         etag = f'"{_digest(path, files[path])}"'
         if found.re is _CACHE:

@@ -171,7 +171,13 @@ def test_a_model_that_has_changed_is_refused(
     with EmbeddingServer() as server:
         index = build(tmp_path, server.url)
     match = "has changed: the cosine of one of twelve fixed texts with its recorded embedding is 0."
+    (stored,) = (index / "store").glob("*/manifest.json")
+    sound = stored.read_bytes()
     with EmbeddingServer(turn=0.2) as other:
+        stored.write_bytes(sound.replace(b'"canary"', b'"canarx"'))
+        with pytest.raises(ArtifactError, match="damaged"):
+            build(tmp_path, other.url)
+        stored.write_bytes(sound)
         monkeypatch.setenv("OPENAI_BASE_URL", other.url)
         tries = (
             lambda: build(tmp_path, other.url),

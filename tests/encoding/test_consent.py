@@ -240,11 +240,23 @@ def test_modules_of_other_packages_never_run(plain, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"attn_implementation": "acme/fast"}, "attention code on the hub ('acme/fast')"),
-        ({"_attn_implementation": "acme/fast"}, "attention code on the hub ('acme/fast')"),
-        ({"text_config": {"attn_implementation": "acme/fast"}}, "attention code on the hub"),
-        ({"model_type": "detr", "backbone": "acme/images"}, "('acme/images' as backbone), which"),
-        ({"text_config": {"backbone": "acme/images"}}, "('acme/images' as backbone), which"),
+        ({"attn_implementation": "acme/fast"}, "attention code ('acme/fast') that"),
+        ({"_attn_implementation": "acme/fast"}, "attention code ('acme/fast') that"),
+        (
+            {"text_config": {"attn_implementation": "acme/fast"}},
+            "attention code ('acme/fast') that",
+        ),
+        ({"attn_implementation": "flash_attention_2"}, "attention code ('flash_attention_2') that"),
+        (
+            {"quantization_config": {"quant_method": "mxfp4"}},
+            "for which code may come from the hub",
+        ),
+        (
+            {"model_type": "timm_wrapper", "architecture": "hf-hub:acme/x"},
+            "('hf-hub:acme/x'), which",
+        ),
+        ({"model_type": "detr", "backbone": "acme/images"}, "('acme/images'), which"),
+        ({"text_config": {"backbone": "acme/images"}}, "('acme/images'), which"),
         ({"num_hidden_layers": 1001}, "says 1,001 layers"),
         ({"num_hidden_layers": 0}, "has none of num_hidden_layers"),
         ({"num_labels": 10**10}, "says 10,000,000,000 labels"),

@@ -1,7 +1,9 @@
 """Models come from the hub: over HTTP, in a process of its own, down to the finished download."""
 
+import functools
 import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -266,3 +268,22 @@ def _config(folder: Path) -> dict[str, Any]:
 
 def _sha256(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def test_a_cache_of_the_transformer_alone_is_not_the_whole_model(hub, tmp_path):
+    """transformers leaves such a one: nothing there says that the model has a pooling."""
+    model = tiny_models.add_modules(tiny_models.bert(tmp_path / "model"), "cls")
+    hub.add("acme/cls", model)
+    code = (
+        "from whiten_index.encoding.models import find_model; print(find_model('acme/cls').pooling)"
+    )
+    find = functools.partial(at_hub, hub, tmp_path / "home", code=code)
+    assert find().stdout == "cls\n"
+    (kept,) = (tmp_path / "home").rglob("snapshots/*")
+    for path in (kept / "modules.json", kept / "sentence_bert_config.json"):
+        path.unlink()
+    for folder in (kept / "1_Pooling", *(tmp_path / "home").rglob("trees")):
+        shutil.rmtree(folder)
+    offline = find(HF_HUB_OFFLINE="1")
+    assert (offline.returncode, "nor whole in the cache" in offline.stderr) == (1, True)
+    assert find().stdout == "cls\n"

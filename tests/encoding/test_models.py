@@ -118,6 +118,18 @@ def test_a_file_that_no_loader_reads_may_change(folder, monkeypatch, name):
     load(folder)
 
 
+@pytest.mark.parametrize("name", ["vocab_size", "max_position_embeddings", "out_features"])
+def test_sizes_that_a_configuration_claims_are_not_allocated(tmp_path, name):
+    folder = add_modules(bert(tmp_path / "model"), "mean", dense())
+    of_dense = name == "out_features"
+    path = folder / ("2_Dense" if of_dense else ".") / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, name: 65_536 if of_dense else 10**9}))
+    match = r"Dense in .* cannot be loaded" if of_dense else "far more than its weights"
+    with pytest.raises(EncoderError, match=match):
+        load(folder)
+
+
 def test_a_layer_where_trainings_leave_files_may_not_change(tmp_path, monkeypatch):
     folder = add_modules(bert(tmp_path / "model"), "mean", dense())
     (folder / "runs").mkdir()

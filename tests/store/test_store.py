@@ -12,6 +12,7 @@ from tests.helpers.bad_input import file_size_limit
 from tests.helpers.builds import column_facts
 from tests.helpers.moments import make_embeddings
 from whiten_index.artifacts import limits, manifest
+from whiten_index.artifacts.tensors import map_tensor
 from whiten_index.errors import ArtifactError, ConfigError, CorpusError, FormatError, StorageError
 from whiten_index.store.dtypes import StoreDtype
 from whiten_index.store.embedding_store import EmbeddingStore
@@ -118,6 +119,22 @@ def test_a_damaged_segment_is_not_found_and_writing_it_again_mends_it(store, fil
     assert store.segment(segment.name) == segment
     kept = store.tensor(segment.name, "embeddings")
     np.testing.assert_array_equal(kept, embeddings.astype(np.float16))
+
+
+def test_a_comma_that_became_a_point_is_damage(store):
+    path = segment_files(store, write(store, make_embeddings()))["embeddings"]
+    path.write_bytes(path.read_bytes().replace(b'"data_offsets":[0,', b'"data_offsets":[0.', 1))
+    with pytest.raises(ArtifactError, match="embeddings"):
+        map_tensor(path, "embeddings", remedy="restore it")
+
+
+@pytest.mark.parametrize("damage", [flip, cut_half])
+def test_a_damaged_record_of_a_users_corpus_stays_the_users(store, record_file, damage):
+    record = store.corpus()
+    damage(record_file)
+    store.save_corpus(record, index=store.root / "index")
+    store.forget_corpus(record.source, index=store.root / "index")
+    assert store.corpus() == record
 
 
 @pytest.mark.parametrize(("file", "step"), [("embeddings", 3), ("moments", 3), ("manifest", 1)])

@@ -106,7 +106,7 @@ def read_tensors(
             )
         present = {name: shape for name, shape in (optional or {}).items() if name in tensors}
         _check_shapes(tensors, {**shapes, **present})
-    except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
+    except (OSError, SafetensorError, LookupError, ValueError, TypeError) as error:
         raise ArtifactError(f"{path} cannot be read as {kind} ({error}); {_REMEDY}") from error
     others = {name: value for name, value in facts.items() if name != _CONTENT}
     if sealed and facts.get(_CONTENT) != content_digest(tensors, others):
@@ -132,7 +132,7 @@ def map_tensor(path: Path | str, name: str, *, remedy: str) -> NDArray[Any]:
             return np.empty(shape, dtype)  # nothing can be mapped
         with reading(path):
             return np.memmap(path, dtype, mode="r", offset=8 + length + first, shape=shape)
-    except (OSError, AttributeError, KeyError, ValueError, TypeError, OverflowError) as error:
+    except (OSError, AttributeError, LookupError, ValueError, TypeError, OverflowError) as error:
         raise ArtifactError(f"{path} cannot be read ({error}); {remedy}") from error
 
 

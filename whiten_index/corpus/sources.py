@@ -22,7 +22,7 @@ import pyarrow.fs as pafs
 
 from whiten_index.artifacts.files import exists, is_link, list_folder, reading, system_error
 from whiten_index.errors import ConfigError, CorpusError, StorageError, first_line
-from whiten_index.paths import cut, require_no_secret, require_plain_environment
+from whiten_index.paths import at_home, cut, require_no_secret, require_plain_environment
 
 SUFFIXES = (".parquet", ".pq", ".parq")
 _DATASET = "dataset_info.json"
@@ -282,7 +282,7 @@ class _Handler(pafs.FSSpecHandler):  # type: ignore[misc]
 def canonical(source: str | Path) -> str:
     """Return ``source`` in the form that names it whatever the working directory."""
     text = os.fspath(source)
-    return text if "://" in text else os.path.normpath(Path(text).expanduser().absolute())
+    return text if "://" in text else os.path.normpath(at_home(text).absolute())
 
 
 def _files_of(source: str) -> "list[SourceFile]":

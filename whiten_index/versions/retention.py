@@ -380,7 +380,9 @@ def before_bridged(index: Place) -> str | None:
     def fields(name: str) -> dict[str, Any]:
         return dict(_examined(root / VERSIONS / name, mirror, "manifest")[0])
 
-    published = fields(read_current(root, mirror).version)
+    published = fields(current := read_current(root, mirror).version)
+    if not published and (damage := _damage(root / VERSIONS / current, "manifest", mirror)):
+        raise damage
     if model_place(published.get("store", "")) is None:
         return None
     model = recorded_spec(published["encoder"])
