@@ -20,7 +20,6 @@ status is that of the first of them.
 from __future__ import annotations
 
 import sys
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,10 +27,11 @@ from typing import Any
 
 import click
 
-from whiten_index.cli.log_lines import Ending, LogLines, failure, log, run_job
+from whiten_index.cli.log_lines import Ending, LogLines, ending_of, log, run_job
 from whiten_index.cli.schema_options import read_toml
 from whiten_index.cli.signals import stop_on_signals
-from whiten_index.errors import ConfigError, WhitenIndexError
+from whiten_index.cli.streams import print_exception
+from whiten_index.errors import ConfigError
 from whiten_index.evaluation.judgements import (
     corpus_file,
     parquet_corpus,
@@ -42,11 +42,9 @@ from whiten_index.evaluation.judgements import (
 from whiten_index.evaluation.metrics import require_evaluator
 from whiten_index.index.library import load_faiss
 from whiten_index.measure.sweep_config import SweepConfig
-from whiten_index.measure.sweep_report import write_report
+from whiten_index.measure.sweep_report import require_own_reports, write_report
 from whiten_index.measure.sweep_run import run_sweep
 from whiten_index.options import job_keys, unknown
-
-_SPLIT = "test"
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ class Job:
     out: Path
     store: Path
     sets: tuple[Path, ...]
-    split: str
+    split: str | None
     options: Mapping[str, Any]
 
     @classmethod
@@ -80,8 +78,8 @@ class Job:
             raise ConfigError(f'job file {path} says no folder for the report: out = "DIR"')
         if not isinstance(sets, list) or not sets or not all(isinstance(s, str) for s in sets):
             raise ConfigError(f'job file {path} names no sets: sets = ["FOLDER", …]')
-        split, store = named.pop("split", _SPLIT), named.pop("store", str(Path(out) / "store"))
-        if not isinstance(split, str) or not isinstance(store, str):
+        split, store = named.pop("split", None), named.pop("store", str(Path(out) / "store"))
+        if not isinstance(split, str | None) or not isinstance(store, str):
             raise ConfigError(f"job file {path} says split or store, which must be texts")
         folders = tuple(path.parent / name for name in sets)
         if len({folder.name for folder in folders}) < len(folders):
@@ -126,6 +124,7 @@ def run(path: Path) -> int:
 def _benchmark(path: Path) -> Ending:
     job = Job.read(path)
     _require_extras()
+    require_own_reports(job.out)
     failed = [status for folder in job.sets if (status := _measure(job, folder))]
     if len(failed) == len(job.sets):
         said = {"message": "no set could be measured", "exit_code": failed[0]}
@@ -150,14 +149,13 @@ def _measure(job: Job, folder: Path) -> int:
     log("set_started", set=folder.name)
     try:
         report = run_sweep(job.config(folder), progress=LogLines())
-    except WhitenIndexError as error:
-        log("set_failed", set=folder.name, **failure(error))
-        return error.exit_code
     except Exception as error:
         # Such as a set that the memory does not hold: those after it, and the report, still count.
-        log("set_failed", set=folder.name, **failure(error))
-        traceback.print_exc()
-        return 1
+        ending = ending_of(error)
+        log("set_failed", set=folder.name, **ending.fields)
+        if ending.exit_code == 1:
+            print_exception(error)
+        return ending.exit_code
     log("set_finished", set=folder.name, **report.to_json())
     return 0
 

@@ -103,6 +103,16 @@ def test_a_store_that_sets_were_judged_with_remembers_their_corpus_and_no_index(
     assert json.loads(record.read_text())["source"]["sources"] == [str(beir / "corpus.jsonl")]
 
 
+def test_a_split_is_not_asked_for_of_judgements_that_have_none(beir, write_parquet, tmp_path):
+    folder = shutil.copytree(beir, tmp_path / "set")
+    rows = {"query-id": ["q0"], "corpus-id": ["d0"], "score": [1]}
+    write_parquet(folder / "qrels.parquet", rows)
+    for given in ({"sets": [str(folder)]}, {"qrels": str(folder / "qrels.parquet")}):
+        config = RetrievalConfig(**given, qrels_split="dev", run="none.trec")
+        with pytest.raises(ConfigError, match="has no column split"):
+            evaluate_retrieval(config)
+
+
 def test_a_query_that_is_a_document_does_not_find_itself(tiny_model, tiny_words, tmp_path):
     """As in ArguAna: queries are documents, and what answers them is another one."""
     rng = np.random.default_rng(5)

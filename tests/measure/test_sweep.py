@@ -301,8 +301,11 @@ def test_more_points_join_their_run_and_other_settings_start_another(tmp_path, c
     other = run_sweep(SweepConfig(**{**given, "seed": 1}), progress=notes)
     assert (other.runs != first.runs, other.measured, other.found) == (True, 1, 0)
     assert any("holds 1 other run" in note for note in notes.notes)
+    # Its points have a score by pieces where there are texts, and these have none.
+    auto = run_sweep(SweepConfig(**{**given, "transforms": "auto"}))
+    assert (auto.runs != first.runs, auto.measured, auto.found) == (True, 1, 0)
     runs = Counter(line["run"] for line in lines_of(tmp_path) if line["type"] == "point")
-    assert runs == {first.runs[0]: 3, other.runs[0]: 1}
+    assert runs == {first.runs[0]: 3, other.runs[0]: 1, auto.runs[0]: 1}
 
 
 def test_a_tiny_corpus_is_refused(tmp_path, write_parquet):
@@ -322,7 +325,9 @@ def test_a_full_disk_is_an_error_of_the_system(tmp_path, corpus, monkeypatch):
     assert not (tmp_path / ".sweep-work").exists()
 
 
-@pytest.mark.parametrize("data", [b"notes of mine", line_of({"type": "point", "k": "wide"})])
+@pytest.mark.parametrize(
+    "data", [b"notes of mine", b'{"type": "Feature"}', line_of({"type": "point", "k": "wide"})]
+)
 def test_results_of_others_stay_as_they_are(tmp_path, corpus, data):
     (tmp_path / "results.jsonl").write_bytes(data)
     with pytest.raises(ArtifactError, match=r"is damaged|a field of another type"):

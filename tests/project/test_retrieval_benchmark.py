@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from pipelines import retrieval_benchmark
 from pipelines.retrieval_benchmark import main
 from tests.helpers.corpora import write_set
 from whiten_index.errors import ConfigError, WhiteningError
@@ -62,6 +63,24 @@ def test_sets_that_cannot_be_measured_leave_the_report_to_the_others(
     for each, measured in ((events, 1), (run(job)[1], 0)):
         (finished,) = (event for event in each if event["event"] == "set_finished")
         assert (finished["dataset"]["name"], finished["measured"]) == ("good", measured)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(RuntimeError("https://user:hunter2@host"), 1), (OSError(28, "No space left"), 7)],
+)
+def test_a_set_fails_by_its_status_and_without_passwords(
+    error, status, tmp_path, documents, tiny_model, monkeypatch
+):
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(retrieval_benchmark, "run_sweep", fail)
+    sets = [write(tmp_path / "good", documents)]
+    done = CliRunner().invoke(main, [str(write_job(tmp_path / "job.toml", sets, tiny_model))])
+    assert done.exit_code == status
+    assert "hunter2" not in done.output
+    assert ("Traceback" in done.output) == (status == 1)
 
 
 @pytest.mark.parametrize(

@@ -266,7 +266,9 @@ def require_plain_target(path: Path) -> None:
         )
 
 
-def require_replaceable(path: Path, is_ours: Callable[[Path], bool], what: str) -> None:
+def require_replaceable(
+    path: Path, is_ours: Callable[[Path], bool], what: str, *, remedy: str = "name another file"
+) -> None:
     """Refuse to replace what is not ours; so are folders, pipes and links to nothing."""
     with writing(path, kept=""):
         # To open a pipe would wait for ever.
@@ -274,7 +276,7 @@ def require_replaceable(path: Path, is_ours: Callable[[Path], bool], what: str) 
         ours = is_file(path) and is_ours(path)
         if not ours and (exists(path) or is_link(path)):
             raise ConfigError(
-                f"{path} holds something else than {what}, and is left as it is; name another file"
+                f"{path} holds something else than {what}, and is left as it is; {remedy}"
             )
 
 

@@ -45,7 +45,7 @@ def sweep(plan: bool, **options: Any) -> None:
     from whiten_index.errors import named
     from whiten_index.measure.results import read_runs, recommend, titles
     from whiten_index.measure.sweep_config import SweepConfig
-    from whiten_index.measure.sweep_report import write_report
+    from whiten_index.measure.sweep_report import require_own_reports, write_report
     from whiten_index.measure.sweep_run import plan_sweep, run_sweep
 
     config = SweepConfig(**given(options))
@@ -53,6 +53,7 @@ def sweep(plan: bool, **options: Any) -> None:
         found = plan_sweep(config, progress=terminal.Bars())
         terminal.show(found, ("plan (nothing was written)", *_plan_lines(found)))
         return
+    require_own_reports(str(config.out))
     done = run_sweep(config, progress=terminal.Bars())
     report = write_report(str(config.out))
     said = {**done.to_json(), "report": named(report)}

@@ -235,12 +235,14 @@ def queries_file(folder: Path) -> Path:
     return _first(folder, "queries.parquet", "queries.jsonl")
 
 
-def qrels_file(folder: Path, split: str) -> tuple[Path, str | None]:
-    """Return the judgements of a set, and which of their rows: None for all of them."""
-    qrels = _first(folder, "qrels.parquet", f"qrels/{split}.parquet", f"qrels/{split}.tsv")
-    # A file of one split says so by its name.
-    of_several = qrels.suffix == ".parquet" and "split" in _columns(qrels)
-    return qrels, split if of_several else None
+def qrels_file(folder: Path, split: str | None) -> tuple[Path, str | None]:
+    """Return the judgements of a set, of ``test`` by default, and which rows: None for all."""
+    name = split or "test"
+    qrels = _first(folder, "qrels.parquet", f"qrels/{name}.parquet", f"qrels/{name}.tsv")
+    if qrels.suffix == ".parquet" and "split" in _columns(qrels):
+        return qrels, name
+    # A file of one split says so by its name; of any other none can be asked for.
+    return qrels, split if qrels.name == "qrels.parquet" else None
 
 
 def _first(folder: Path, *names: str) -> Path:

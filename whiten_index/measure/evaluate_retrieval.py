@@ -50,7 +50,6 @@ from whiten_index.search.search_index import SearchIndex, open_index
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
-_SPLIT = "test"
 _HERE = RunnerOptions()
 
 
@@ -130,7 +129,7 @@ def evaluate_retrieval(
 def _judgements(config: RetrievalConfig, number: int) -> tuple[Path, str | None]:
     """Return the judgements of a set, and which of their rows: None for all of them."""
     if config.sets:
-        return qrels_file(Path(config.sets[number]), config.qrels_split or _SPLIT)
+        return qrels_file(Path(config.sets[number]), config.qrels_split)
     return Path(str(config.qrels)), config.qrels_split
 
 

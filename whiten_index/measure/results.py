@@ -20,7 +20,7 @@ from whiten_index.artifacts.storage import LOCAL, Storage
 from whiten_index.errors import ArtifactError, first_line
 from whiten_index.index.choice import TARGET_RECALL
 
-RESULTS, _START, _TORN = "results.jsonl", b'{"type": "', "torn"
+RESULTS, _TORN = "results.jsonl", "torn"
 _GB = 1e9
 # Figures by which points are compared, as ``Measured.number`` reads them.
 PER_ROW, LATENCY = "bytes.per_row", "latency_ms.p50"
@@ -203,7 +203,8 @@ def _read_lines(path: Path) -> Iterator[Record]:
         with reading(path), open_regular(path) as file:
             for number, line in enumerate(iterate_lines(file), 1):
                 # Only the start of a line of a sweep can be one that was torn.
-                torn = not line.endswith(b"\n") and _START.startswith(line[: len(_START)])
+                start = b'{"type": "' if record else b'{"type": "sweep", "run": "'
+                torn = not line.endswith(b"\n") and start.startswith(line[: len(start)])
                 if torn and record:
                     yield {"type": _TORN, "run": record.get("run")}
                 elif line.strip() and not torn:

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import whiten_index
+from whiten_index.artifacts.atomic import require_replaceable
 from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.artifacts.files import writing
-from whiten_index.artifacts.object_store import ANY
+from whiten_index.artifacts.object_store import Tag
 from whiten_index.artifacts.storage import Place
 from whiten_index.measure.charts import charts_of
 from whiten_index.measure.results import (
@@ -35,7 +36,8 @@ from whiten_index.measure.results import (
 )
 from whiten_index.paths import plain_markdown, without_controls
 
-REPORT = "report.html"
+REPORT, _TABLE = "report.html", "report.md"
+_MARK = b"<!-- Made from results.jsonl by whiten-index. -->\n"
 _CODE, _STORED = "bytes of code", "bytes of table and index"
 # Bytes of a row: of the form that searches read first, and of all that is stored.
 _BUDGETS = {_CODE: (64, 128, 256, 512), _STORED: (512, 1024, 2048)}
@@ -203,25 +205,41 @@ class _Section:
         return "\n\n".join(lines)
 
 
+def require_own_reports(place: Place) -> dict[str, Tag | None]:
+    """Refuse a folder with reports that no sweep wrote; return the tags of those there."""
+    folder, mirror = place_of(place)
+    tags = {name: mirror.latest(folder / name) for name in (_TABLE, REPORT)}
+    for name in tags:
+        remedy = "move it away, or name another folder"
+        require_replaceable(folder / name, _is_ours, "the report of a sweep", remedy=remedy)
+    return tags
+
+
+def _is_ours(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_MARK)) == _MARK
+
+
 def write_report(place: Place) -> Path:
     """Write ``report.md`` and ``report.html`` next to the results of sweeps.
 
     They may be several sweeps, finished or not. Return the path of the page, one file that loads
     nothing else; without matplotlib and jinja2, return that of ``report.md``.
     """
+    tags = require_own_reports(place)
     folder, mirror = place_of(place)
     mirror.latest(folder / RESULTS)
     with fields_of(folder / RESULTS):
         sweeps = read_sweeps(folder / RESULTS)
         named = titles(sweeps)
         sections = [_Section(sweep, named[sweep.run]) for sweep in sweeps]
-        written = {"report.md": "\n\n".join(each.to_markdown() for each in sections) + "\n"}
+        written = {_TABLE: "\n\n".join(each.to_markdown() for each in sections) + "\n"}
         if all(map(find_spec, ("matplotlib", "jinja2"))):
             written[REPORT] = _page(sections)
     for name, text in written.items():
         with writing(folder / name):
-            data = without_controls(text).encode("utf-8", "replace")
-            mirror.replace(folder / name, data, ANY)
+            data = _MARK + without_controls(text).encode("utf-8", "replace")
+            mirror.replace(folder / name, data, tags[name])
     return folder / next(reversed(written))
 
 

@@ -29,7 +29,7 @@ from whiten_index.index.gpu import gpu_name, require_device
 from whiten_index.index.library import describe_faiss, set_threads
 from whiten_index.measure.database_sweep import DatabaseSweep
 from whiten_index.measure.results import RESULTS, Record, Results, Sweep
-from whiten_index.measure.sweep_config import SweepConfig, grid
+from whiten_index.measure.sweep_config import AUTO, SweepConfig, grid
 from whiten_index.measure.trial import Dataset, measure_points, skipped_record
 from whiten_index.pipeline.encode import EncodeReport, encode_or_open
 from whiten_index.pipeline.executor_session import executor_session, with_absolute_paths
@@ -292,6 +292,8 @@ def _header(
         "sample": config.sample if config.qrels is None else None,
         "choose_sample": config.build.choose_sample,
         **({"index_device": "gpu"} if "gpu" in machine else {}),
+        # Points with a score by pieces and points without are not to be compared.
+        **({} if AUTO in config.transforms or dataset.judged else {"pieces": False}),
         **({"similarity": "dot"} if dataset.similarity == "dot" else {}),
     }
     identity = {
