@@ -1,5 +1,7 @@
 """Sets of pairs: how they are read, and their figures against scipy."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -38,6 +40,14 @@ def test_cosines_of_pairs():
         cosine = a[row] @ b[row] / np.linalg.norm(a[row]) / np.linalg.norm(b[row])
         assert ours[row] == pytest.approx(cosine, abs=1e-14)
     np.testing.assert_allclose(pair_cosines(a, 3 * a)[[0, 1, 2, 4]], 1, atol=1e-14)
+
+
+def test_many_sets_are_read_in_the_time_that_their_pairs_take(write_parquet, tmp_path):
+    n = 8_000
+    table = columns(n, dataset=[f"set {i // 2}" for i in range(n)])
+    path, start = write_parquet(tmp_path / "p.parquet", table), time.process_time()
+    assert len(read_sts([path])) == n // 2
+    assert time.process_time() - start < 8
 
 
 def test_sets_by_their_names(write_parquet, tmp_path):

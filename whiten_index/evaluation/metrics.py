@@ -1,7 +1,6 @@
 """Quality: of retrieval by trec_eval's own code, of similarity by correlation with gold scores."""
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -179,6 +178,14 @@ def pair_cosines(first: ArrayLike, second: ArrayLike) -> NDArray[np.float64]:
     return np.clip(cosines, -1.0, 1.0)
 
 
+def rows_by_label(labels: Iterable[Any]) -> dict[Any, list[int]]:
+    """Return label -> its rows, both in the order in which they occur."""
+    rows: dict[Any, list[int]] = {}
+    for row, label in enumerate(labels):
+        rows.setdefault(label, []).append(row)
+    return rows
+
+
 def correlate(
     gold: ArrayLike,
     predicted: ArrayLike,
@@ -199,11 +206,11 @@ def correlate(
         ranked and is not averaged.
     """
     truth, found = np.asarray(gold, np.float64), np.asarray(predicted, np.float64)
-    groups = np.asarray(subsets, dtype=object)
+    groups = rows_by_label(np.asarray(subsets, dtype=object).tolist())
     together = _measured(measure, truth, found, name)
     parts: dict[str, float | None] = {}
-    for subset in dict.fromkeys(groups.tolist()):
-        inside, part = groups == subset, f"{name}, subset {subset}"
+    for subset, inside in groups.items():
+        part = f"{name}, subset {subset}"
         try:
             parts[str(subset)] = _measured(measure, truth[inside], found[inside], part)
         except ConfigError:
@@ -213,7 +220,7 @@ def correlate(
     if not averaged:
         return dict.fromkeys(AGGREGATIONS, together), parts
     each = np.array(list(parts.values()), np.float64)
-    weighted = np.average(each, weights=list(Counter(groups.tolist()).values()))
+    weighted = np.average(each, weights=list(map(len, groups.values())))
     return {"all": together, "mean": float(each.mean()), "wmean": float(weighted)}, parts
 
 

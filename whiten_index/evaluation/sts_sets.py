@@ -19,6 +19,7 @@ from whiten_index.evaluation.label_table import (
     label_files,
     to_text,
 )
+from whiten_index.evaluation.metrics import rows_by_label
 
 _PAIR, _SCORE = ("sentence1", "sentence2"), "score"
 _DATASET, _SUBSET, _SPLIT = "dataset", "subset", "split"
@@ -97,34 +98,32 @@ def read_sts(
         'sts'
     """
     wished = {key_of(name): (name, split) for name, split in (splits or {}).items()}
-    found: list[StsSet] = []
+    found: dict[str, StsSet] = {}
     for path in itertools.chain.from_iterable(label_files(paths, _ENDINGS)):
         for made in _read_file(path, wished, unscored=unscored):
-            same = [each.name for each in found if key_of(each.name) == key_of(made.name)]
-            if same:
+            same = found.setdefault(key_of(made.name), made)
+            if same is not made:
                 raise CorpusError(
-                    f"{path} holds the set {made.name}, and {same[0]} is there already; call each "
-                    "set by one name, in one file"
+                    f"{path} holds the set {made.name}, and {same.name} is there already; call "
+                    "each set by one name, in one file"
                 )
-            found.append(made)
-    known = {key_of(each.name) for each in found}
-    if missing := [name for key, (name, _) in wished.items() if key not in known]:
+    if missing := [name for key, (name, _) in wished.items() if key not in found]:
         raise ConfigError(
             f"--split names {', '.join(missing)}, and the sets are "
-            f"{', '.join(each.name for each in found)}"
+            f"{', '.join(each.name for each in found.values())}"
         )
-    return found
+    return list(found.values())
 
 
 def require_ranked(sets: Sequence[StsSet]) -> None:
     """Refuse, before anything is encoded, gold scores that rank nothing."""
     for each in sets:
-        parts = {each.name: each.scored}
+        scores = each.scores[each.scored]
+        parts = {each.name: scores}
         if each.averaged:
-            for subset in dict.fromkeys(each.subsets[each.scored].tolist()):
-                parts[f"{each.name}, subset {subset},"] = each.scored & (each.subsets == subset)
-        for name, inside in parts.items():
-            gold = each.scores[inside]
+            for subset, rows in rows_by_label(each.subsets[each.scored].tolist()).items():
+                parts[f"{each.name}, subset {subset},"] = scores[rows]
+        for name, gold in parts.items():
             if len(gold) < 2 or np.ptp(gold) == 0:
                 why = f"{len(gold)} pair" if len(gold) < 2 else f"{len(gold)} pairs of equal score"
                 raise CorpusError(
@@ -161,9 +160,8 @@ def _read_file(
             f"no column {' and no '.join(lacking)} (pairs have sentence1, sentence2 and score, and "
             "may have dataset, subset and split)"
         )
-    rows: dict[str, list[int]] = {}
-    for row, name in enumerate(_labels(table, _DATASET, range(len(table)))):
-        rows.setdefault(name or path.stem, []).append(row)
+    labels = _labels(table, _DATASET, range(len(table)))
+    rows = rows_by_label(name or path.stem for name in labels)
     return [_read_set(table, name, chosen, wished) for name, chosen in rows.items()]
 
 
