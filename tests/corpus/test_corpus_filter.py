@@ -163,6 +163,14 @@ def test_dates_and_columns_of_any_name(condition: str, kept: list, columns: tupl
     ]
 
 
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_times_without_a_zone_are_utc_where_the_column_has_any_zone(unit: str) -> None:
+    days = pa.array([0, 86_400], pa.timestamp("s")).cast(pa.timestamp(unit))
+    table = pa.table({"at": days.cast(pa.timestamp(unit, tz="Europe/Berlin"))})
+    for condition in ("at >= '1970-01-02'", "at in ['1970-01-02']", "at != '1970-01-01T01+01:00'"):
+        assert RowFilter.parse(condition).mask(table).tolist() == [False, True]
+
+
 def test_a_long_list_is_translated_once_for_all_batches(tmp_path, write_parquet):
     table = pa.table({"year": list(range(400)), "text": ["x"] * 400})
     path = write_parquet(tmp_path / "a.parquet", table, row_group_size=10)

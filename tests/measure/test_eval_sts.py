@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from whiten_index.cli import cli
 from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.errors import ConfigError
 from whiten_index.evaluation.sts_sets import chosen_sets, read_sts
 from whiten_index.measure.eval_config import EvalConfig
 from whiten_index.measure.evaluate_sts import evaluate_sts
@@ -125,6 +126,19 @@ def test_embeddings_are_kept_and_damaged_ones_encoded_again(
     assert kept.read_bytes() == whole
     monkeypatch.setattr("whiten_index.encoding.encoder.Encoder.stream", None)
     assert evaluate_sts(config, read_sts([pairs]))["datasets"] == first["datasets"]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_embeddings_that_are_no_numbers_have_no_figure(pairs, value):
+    class Broken:
+        def embed(self, texts):
+            return np.eye(len(texts), 8) + np.where(np.arange(len(texts))[:, None] % 9, 0, value)
+
+        def facts(self):
+            return {"dim": 8}
+
+    with pytest.raises(ConfigError, match="NaN or infinity"):
+        evaluate_sts(EvalConfig(), read_sts([pairs]), embedder=Broken())
 
 
 @pytest.mark.parametrize(("fit", "splits"), [(None, ["test"]), ("target", ["test", "train"])])

@@ -247,8 +247,11 @@ def _moment(value: Any, column: pa.DataType | None) -> Any:
         return value
     if pa.types.is_timestamp(column):
         moment = datetime.datetime.fromisoformat(value)
-        aware = column.tz is None or moment.tzinfo is not None
-        return moment if aware else moment.replace(tzinfo=datetime.UTC)
+        if column.tz is None:
+            return moment
+        aware = moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
+        # Arrow compares no two zones.
+        return pa.scalar(aware, pa.timestamp("us", tz=column.tz))
     if pa.types.is_date(column):
         return datetime.date.fromisoformat(value)
     return datetime.time.fromisoformat(value) if pa.types.is_time(column) else value

@@ -51,7 +51,10 @@ class Space:
         """Return the vectors (n, k) of embeddings (n, d), not normalised."""
         if self.whitening is not None:
             return self.whitening.apply(embeddings)
-        return np.asarray(embeddings, np.float64)
+        rows = np.asarray(embeddings, np.float64)
+        if not np.isfinite(rows).all():
+            raise ConfigError("the embedder gave rows that hold NaN or infinity")
+        return rows
 
 
 RAW = Space("raw", {"transform": {"kind": "none"}})
