@@ -12,7 +12,7 @@ from typing import Any
 
 from whiten_index.artifacts.atomic import replace_file
 from whiten_index.artifacts.files import writing
-from whiten_index.artifacts.manifest import fingerprint
+from whiten_index.artifacts.manifest import fingerprint, sealed_json, unsealed
 
 # Raised when a change of this project changes figures.
 _VERSION = 1
@@ -60,17 +60,17 @@ class Kept:
         result = make()
         with writing(path):
             self.folder.mkdir(parents=True, exist_ok=True)
-            replace_file(path, json.dumps({"key": full, "result": result}, indent=1).encode())
+            replace_file(path, sealed_json({"key": full, "result": result}))
         self.computed += 1
         return result
 
     @staticmethod
     def _read(path: Path) -> dict[str, Any] | None:
         try:
-            result = json.loads(path.read_text(encoding="utf-8"))["result"]
-        except (OSError, ValueError, KeyError, TypeError):
+            kept = unsealed(json.loads(path.read_text(encoding="utf-8")))
+            return kept["result"] if fingerprint(kept["key"]) == path.stem else None
+        except (OSError, ValueError, KeyError):
             return None
-        return result if isinstance(result, dict) else None
 
 
 def file_identity(path: str | Path | None) -> list[Any] | None:

@@ -1,5 +1,6 @@
 """Metrics files: read back by the library's own parser, and held to Prometheus' rules of names."""
 
+import errno
 import re
 import time
 from pathlib import Path
@@ -8,7 +9,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from whiten_index.cli import monitoring
 from whiten_index.cli.monitoring import OUTCOMES, write_metrics
+from whiten_index.errors import StorageError
 
 DONE: dict[str, Any] = {"outcome": "published", "exit_code": 0, "seconds": 33.5, "updated": True}
 FAILED: dict[str, Any] = {"outcome": "failed", "exit_code": 7, "seconds": 2.0, "updated": False}
@@ -54,7 +57,10 @@ def test_a_run_says_what_it_did(place: tuple[Path, Path]) -> None:
     assert len(outcomes) == len(OUTCOMES)
 
 
-def test_a_failed_run_keeps_the_last_success(place: tuple[Path, Path]) -> None:
+def test_a_failed_run_keeps_the_last_success(place: tuple[Path, Path], monkeypatch) -> None:
+    def fail(_: Path) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
     path, index = place
     write_metrics(path, **FAILED, index=index)
     assert ("last_success_timestamp_seconds",) not in read(path)
@@ -67,5 +73,10 @@ def test_a_failed_run_keeps_the_last_success(place: tuple[Path, Path]) -> None:
         assert found["last_run_timestamp_seconds",] > success
         assert found["last_run_exit_code",] == 7
         assert found["last_run_outcome", "failed"] == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(monitoring, "read_bounded", fail)
+        with pytest.raises(StorageError, match="cannot"):
+            write_metrics(path, **FAILED, index=index)
+    assert read(path) == found
     write_metrics(path, **FAILED, index=index.parent / "other")
     assert ("last_success_timestamp_seconds",) not in read(path)

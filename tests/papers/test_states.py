@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from pipelines.papers.kept import Kept
 from pipelines.papers.states import kept_states, score_combinations
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.evaluation.sts_sets import read_sts
@@ -27,6 +28,21 @@ def test_a_second_run_finds_the_states_and_a_damaged_file_is_made_again(
     found = kept_states(texts, config, tmp_path, mended)
     assert "encode" in mended.seconds
     np.testing.assert_array_equal(np.array(found["cls"].values), kept)
+
+
+def test_a_result_is_found_again_and_made_again_where_its_file_is_damaged_or_of_another(tmp_path):
+    kept = Kept(tmp_path)
+    assert kept.get({"row": 1}, lambda: {"spearman": 71.34}) == {"spearman": 71.34}
+    (file,) = tmp_path.iterdir()
+    assert kept.get({"row": 1}, dict) == {"spearman": 71.34}
+    whole = file.read_text()
+    file.write_text(whole.replace("71.34", "91.34"))
+    assert kept.get({"row": 1}, lambda: {"spearman": 71.34}) == {"spearman": 71.34}
+    kept.get({"row": 2}, lambda: {"spearman": 1.0})
+    (other,) = set(tmp_path.iterdir()) - {file}
+    other.write_text(whole)
+    assert kept.get({"row": 2}, lambda: {"spearman": 1.0}) == {"spearman": 1.0}
+    assert (kept.computed, kept.found) == (4, 1)
 
 
 def test_other_lengths_have_other_states(tiny_model, texts, tmp_path):

@@ -15,6 +15,7 @@ from tests.helpers.bad_input import night, numbers, run, table
 from whiten_index import open_index
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.cli import cli
+from whiten_index.cli.nightly_job import NightlyJob
 from whiten_index.errors import BusyError, CorpusError, StorageError
 
 CLOSING = {"published", "up_to_date", "gate_failed", "failed", "interrupted"}
@@ -239,6 +240,15 @@ def test_a_path_that_is_refused_for_metrics_stays_as_it_is(news: News, name: str
     assert "does not end in .prom" in events[-1]["message"]
     assert (news.metrics.read_bytes() if news.metrics.exists() else None) == before
     assert len(open_index(news.index).bundle) == 60
+
+
+def test_paths_are_relative_to_the_folder_of_the_job(tmp_path: Path) -> None:
+    (tmp_path / "models/own").mkdir(parents=True)
+    lines = ['index = "news:v2"', 'corpus = ["at 10:30.parquet", "s3://b/c.parquet"]']
+    (tmp_path / "job.toml").write_text("\n".join([*lines, 'model = "models/own"']))
+    job = NightlyJob.read(tmp_path / "job.toml")
+    assert (str(job.index), job.model) == (str(tmp_path / "news:v2"), str(tmp_path / "models/own"))
+    assert list(job.corpus) == [str(tmp_path / "at 10:30.parquet"), "s3://b/c.parquet"]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from whiten_index.artifacts.atomic import replace_file, require_plain_target
-from whiten_index.artifacts.files import MANIFEST, is_folder, read_bounded, writing
+from whiten_index.artifacts.files import MANIFEST, is_folder, read_bounded, reading, writing
 from whiten_index.artifacts.storage import Place
 from whiten_index.errors import ConfigError, StorageError, WhitenIndexError, require_installed
 from whiten_index.paths import absolute, cell, cut, require_path
@@ -111,11 +111,13 @@ def _last_success(path: Path, index: str) -> float | None:
 
     read: Callable[[str], Any] = parser.text_string_to_metric_families
     try:
-        for family in read(read_bounded(path).decode()):
+        with reading(path):
+            text = read_bounded(path).decode()
+        for family in read(text):
             for sample in family.samples:
                 if sample.name == _PREFIX + _LAST_SUCCESS and sample.labels.get("index") == index:
                     return float(sample.value)
-    except (OSError, ValueError):
+    except (FileNotFoundError, ValueError):
         return None
     return None
 

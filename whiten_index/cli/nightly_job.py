@@ -14,6 +14,7 @@ from urllib.parse import parse_qs
 
 from pydantic import Field
 
+from whiten_index.artifacts.files import is_folder
 from whiten_index.cli.log_lines import Ending, LogLines, ending_of, failure, run_job
 from whiten_index.cli.monitoring import check_metrics, write_metrics
 from whiten_index.cli.schema_options import read_toml, rename_keys
@@ -53,6 +54,9 @@ class NightlyJob(UpdateConfig):
         values = rename_keys(values, own, where=where)
         for key in _PATHS & values.keys():
             values[key] = _from(path.parent, values[key])
+        # One that is no folder here has a name on the hub.
+        if isinstance(model := values.get("model"), str) and is_folder(path.parent / model):
+            values["model"] = _from(path.parent, model)
         tables = values.pop("push", [])
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
             raise ConfigError(f"{where}: push is a table; write [[push]] above each")
@@ -67,7 +71,7 @@ class NightlyJob(UpdateConfig):
             push = f"{where}, push {number}"
             named = rename_keys(table, keys, where=push)
             for key in {"to", "store"} & named.keys():
-                named[key] = _from(path.parent, named[key])
+                named[key] = _from(path.parent, named[key], mark=":" if key == "to" else "://")
             try:
                 config = PushConfig(index=job.index, **named)
             except ConfigError as error:
@@ -83,11 +87,14 @@ class NightlyJob(UpdateConfig):
         return replace(job, push=tuple(pushes))
 
 
-def _from(folder: Path, value: Any) -> Any:
-    """Return paths of a job file as seen from the working folder; no path stays as it is."""
+def _from(folder: Path, value: Any, *, mark: str = "://") -> Any:
+    """Return paths of a job file as seen from the working folder.
+
+    An address, which has ``mark`` in it, and what else is no path stay as they are.
+    """
     if isinstance(value, list):
         return [_from(folder, each) for each in value]
-    path = isinstance(value, str) and value and ":" not in value and value[0] != "~"
+    path = isinstance(value, str) and value and mark not in value and value[0] != "~"
     return str(folder / value) if path else value
 
 
