@@ -47,12 +47,12 @@ def load_transformer(
     """Return a model's tokenizer, and the model without a head, for evaluation."""
     tokenizer, on_cpu = load_tokenizer(spec, folder), device.type == "cpu"
     transformers.utils.logging.disable_progress_bar()
+    _require_size(folder)
     with loading_model(f"model {spec.model}"):
         for file in weight_files(folder.path):
             if file.suffix != ".safetensors":
                 with open_file(file) as opened:
                     _require_stored(opened)
-        _require_size(folder)
         model, loading = transformers.AutoModel.from_pretrained(
             folder.path,
             # A CPU computes in float32 but for products; float16 is slow there.
@@ -81,9 +81,10 @@ def _require_size(folder: ModelFolder) -> None:
     """Refuse a configuration that asks for far more memory than the files of weights have bytes."""
     if folder.has_code:
         return
-    config = transformers.AutoConfig.from_pretrained(folder.path, **folder.loading)
-    with torch.device("meta"):
-        model = transformers.AutoModel.from_config(config)
+    with loading_model(f"model {folder.name}"):
+        config = transformers.AutoConfig.from_pretrained(folder.path, **folder.loading)
+        with torch.device("meta"):
+            model = transformers.AutoModel.from_config(config)
     size = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
     if size > _MOST_UNPACKED + 4 * sum(map(size_of, weight_files(folder.path))):
         raise EncoderError(
