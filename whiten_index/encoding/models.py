@@ -249,14 +249,23 @@ def find_model(
             f"a JSON file of model {name} in {folder} holds a value of the wrong kind ({error}); "
             "restore the model folder"
         ) from error
+    _require_own_code(found.name, found.config, consent=trust_remote_code)
+    found = replace(
+        found, trust_remote_code=trust_remote_code, local_files_only=local_files_only, states=states
+    )
+    return _with_code(found, code_revision) if trust_remote_code else found
+
+
+def _require_own_code(name: str, config: Mapping[str, Any], *, consent: bool) -> None:
+    """Refuse a configuration by which transformers would fetch more, or make it without end."""
     # transformers fetches kernels from the hub for others, and for some quantizations.
-    kernels = _named(found.config, "attn_implementation", "_attn_implementation")
+    kernels = _named(config, "attn_implementation", "_attn_implementation")
     if kernel := next((each for each in kernels if each not in (None, "eager", "sdpa")), None):
         raise EncoderError(
             f"config.json of model {name} names attention code ({shown(kernel)}) that may come "
             "from the hub, and would run; take the setting out"
         )
-    if not trust_remote_code and any(_named(found.config, "quantization_config")):
+    if not consent and any(_named(config, "quantization_config")):
         raise EncoderError(
             f"the weights of model {name} are quantized, for which code may come from the hub; if "
             "you trust it, pass --trust-remote-code (in Python trust_remote_code=True)"
@@ -264,7 +273,7 @@ def find_model(
     images = (
         each
         for key in ("backbone", "architecture")
-        for each in _named(found.config, key)
+        for each in _named(config, key)
         if each and (key == "backbone" or ":" in str(each))
     )
     if (image := next(images, None)) is not None:
@@ -273,16 +282,12 @@ def find_model(
             "which would be fetched; name a model of texts"
         )
     for what, (keys, most) in _LIMITS.items():
-        said = (each for each in _named(found.config, *keys) if isinstance(each, int))
+        said = (each for each in _named(config, *keys) if isinstance(each, int))
         if (number := max(said, default=0)) > most:
             raise EncoderError(
                 f"config.json of model {name} says {number:,} {what}; a model has at most "
                 f"{most:,}; restore the model folder"
             )
-    found = replace(
-        found, trust_remote_code=trust_remote_code, local_files_only=local_files_only, states=states
-    )
-    return _with_code(found, code_revision) if trust_remote_code else found
 
 
 def _place(
