@@ -68,7 +68,7 @@ _OPTIONS = (
 # Of containers, accounts, and hosts of accounts.
 _AZURE = r"[a-z0-9$-]*(\.(dfs|blob)\.core\.windows\.net)?"
 _RETRY_SECONDS = 60
-# Errors of servers that Arrow tells, with the same type as those of damaged files.
+# Errors of servers, which Arrow raises with the same type as those of damaged files.
 _SERVERS = re.compile("AWS Error|google::cloud::Status|Azure Error")
 # File systems of fsspec that read another one, or local files without a look at pipes. A damaged
 # archive raises errors of any kind, and copies of files stay when a process is killed.

@@ -48,7 +48,7 @@ _CACHE_KILOBYTES = 65_536
 _CHUNK_ROWS = 1024
 # The end of a view.
 _JOINED = "FROM {0}_vector AS v JOIN {0}_rows AS r ON r.rowid = v.rowid"
-# Indexes and triggers but one, of a table and of views, and what two views were made anew as.
+# Indexes and triggers but one, of a table and of views, and two views that were replaced.
 _MADE_ON = (
     "SELECT type, name FROM sqlite_schema WHERE type IN ('index', 'trigger') AND name <> ?1 AND "
     "lower(tbl_name) IN (?2, ?3, ?4, ?5) OR lower(name) IN (?4, ?5) AND sql NOT IN (?6, ?7)"
