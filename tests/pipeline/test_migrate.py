@@ -200,12 +200,14 @@ def test_gc_leaves_what_a_migration_encoded_until_it_is_finished(built: Path, fo
     build(built, folder, out=str(folder / "other"), layers=(1,))
     encoded = migrate(built, folder, rows=1).encoded
     left_alone = gc_store(folder / "store", keep_days=0)
-    (note,) = (each for each in folder.glob("store/*/choices/*") if b'"since"' in each.read_bytes())
+    (note,) = folder.glob("store/*/migrations/*")
     whole = note.read_bytes()
     note.write_bytes(whole[:50] + bytes([whole[50] ^ 1]) + whole[51:])
     for command in (("gc", folder / "store", "--keep-days", 0), ("compact", folder / "store")):
         status, _, told = run(*command)
         assert (status, f"{note} is damaged; remove it" in told) == (5, True), told
+    facts = json.loads(run("inspect", folder / "index", "--json")[1])["migration"]
+    assert f"{note} is damaged" in facts["unread"]
     with pytest.raises(ArtifactError, match="run again, before any gc, the migrations that fill"):
         migrate(built, folder, rows=1)
     note.write_bytes(whole)

@@ -48,7 +48,6 @@ from whiten_index.progress import Progress, Stages
 from whiten_index.search.query_encoder import query_embeddings
 from whiten_index.store.embedding_store import (
     BRIDGED,
-    MIGRATING,
     EmbeddingStore,
     bridged_places,
     model_place,
@@ -247,21 +246,19 @@ def _give_up(config: MigrateConfig, stages: Stages) -> MigrateReport:
     if before is None and not filled:
         raise ConfigError(f"{config.index} has no migration under way to give up")
     for each, _ in filled:
-        notes = each.migrations()
-        notes.pop(owner_of(config.index), None)
-        each.results.save_choice(MIGRATING, notes)
+        each.results.save_migration(owner_of(config.index), None)
     rows = int(published.fields["rows"])
     return MigrateReport(config.index, published.name, rows, 0, given_up=True, stages=stages)
 
 
 def _mark(base: BaseVersion, new: EmbeddingStore, *, under_way: bool) -> None:
     """Note in the new model's store the migration that needs its rows, or that it is finished."""
-    notes, owner = new.migrations(), owner_of(base.config.out_place)
-    if bool(notes.get(owner)) != under_way:
+    owner = owner_of(base.config.out_place)
+    if bool(new.results.migrations().get(owner)) != under_way:
         old, own = (recorded_spec(each.encoder) for each in (base.store, new))
         since = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         note = {"from": old and old.name, "to": own and own.name, "since": since}
-        new.results.save_choice(MIGRATING, {**notes, owner: under_way and note})
+        new.results.save_migration(owner, under_way and note)
 
 
 def _rows(store: EmbeddingStore, digests: NDArray[np.uint8]) -> NDArray[np.floating]:

@@ -66,7 +66,6 @@ from whiten_index.whitening.moments import Moments
 _DIGESTS, _ROWS, _END = "digests", "rows", ".zst"
 BRIDGED = ".bridged-"  # in the name of a store that a migration makes next to the new model's
 # By which a store notes what migrations of indexes fill it, or have filled it: false.
-MIGRATING = {"note": "migration"}
 _BRIDGED_PLACE = re.compile(rf"(.+){re.escape(BRIDGED)}[0-9a-f]{{16}}")
 # Rows of small parts whose moments are taken together.
 _ROWS_TOGETHER = 1024
@@ -156,18 +155,6 @@ class EmbeddingStore(Segments):
             with writing(self.folder):
                 manifest.write_manifest(self.folder / manifest.MANIFEST, fields)
             self.mirror.push(self.folder / manifest.MANIFEST)
-
-    def migrations(self) -> dict[str, Any]:
-        """Return the notes of migrations by their indexes: false for one that is finished."""
-        remedy = "remove it, and run again, before any gc, the migrations that fill this store"
-        return self.results.note(MIGRATING, remedy=remedy) or {}
-
-    def move_migrations(self, gone: Collection[str], to: Collection[str]) -> None:
-        """Let the notes of indexes that are gone be those of other indexes, or of none."""
-        notes = self.migrations()
-        for old in notes.keys() & set(gone):
-            notes = {**dict.fromkeys(to, notes.pop(old)), **notes}
-            self.results.save_choice(MIGRATING, notes)
 
     def keep_canary(self, loaded: Callable[[], Spec]) -> None:
         """Compare the canary of a loaded model with the recorded one, or record it.

@@ -17,7 +17,9 @@ from whiten_index.artifacts.tensors import read_tensors, write_tensors
 from whiten_index.errors import ArtifactError, StorageError
 
 _SAMPLE, _VERSION = "sample", 1
-CHOICES, RUNTIMES, SAMPLES, UNFINISHED = RESULTS = ("choices", "runtimes", "samples", "unfinished")
+_NOTES = CHOICES, RUNTIMES, MIGRATIONS = ("choices", "runtimes", "migrations")
+SAMPLES, UNFINISHED = "samples", "unfinished"
+RESULTS = (*_NOTES, SAMPLES, UNFINISHED)
 INDEXES, _COPIES = "indexes", "registered"
 
 
@@ -35,14 +37,30 @@ class ResultCache:
         """Return the choice kept for ``key``, None if none was kept or it is damaged."""
         return self._read(self._path(CHOICES, key))
 
-    def note(self, key: Mapping[str, Any], *, remedy: str) -> dict[str, Any] | None:
-        """Return the choice kept for ``key``, None if none was kept; refuse a damaged one."""
-        path = self._path(CHOICES, key)
-        self.mirror.latest(path)
-        try:
-            return _read_note(path) if exists(path) else None
-        except ArtifactError as error:
-            raise ArtifactError(f"{path} is damaged; {remedy}") from error
+    def save_migration(self, index: str, note: Mapping[str, Any] | bool | None) -> None:
+        """Keep the note of the migration of an index; see ``migrations``."""
+        path = self._path(MIGRATIONS, {"index": index})
+        self._save_note(path, {"index": index, "migration": note})
+
+    def migrations(self) -> dict[str, Any]:
+        """Return the notes of migrations by their indexes.
+
+        A note is false for a migration that is finished, None for one that was given up. A damaged
+        one is refused, since without it gc would remove what was encoded.
+        """
+        folder, found = self.folder / MIGRATIONS, dict[str, Any]()
+        for path in (folder / name for name in self.mirror.names(folder, "[!.]*.json")):
+            self.mirror.latest(path)
+            try:
+                note = _read_note(path)
+                index, migration = str(note.get("index")), note.get("migration")
+                known = migration in (None, False) or isinstance(migration, dict)
+                if not known or path != self._path(MIGRATIONS, {"index": index}):
+                    raise ArtifactError(f"{path} is not the note that its name says")
+            except ArtifactError as error:
+                raise ArtifactError(f"{path} is damaged; {remedy_of(path)}") from error
+            found[index] = migration
+        return found
 
     def save_runtime(self, value: Mapping[str, str]) -> None:
         """Keep the versions of the libraries that computed some embeddings of the store."""
@@ -112,8 +130,15 @@ class ResultCache:
             return None
 
     def _path(self, kind: str, key: Mapping[str, Any]) -> Path:
-        ending = ".json" if kind in (CHOICES, RUNTIMES) else ".safetensors"
+        ending = ".json" if kind in _NOTES else ".safetensors"
         return self.folder / kind / f"{manifest.fingerprint(dict(key))}{ending}"
+
+
+def remedy_of(path: Path) -> str:
+    """Return the advice for a damaged result."""
+    if path.parent.name == MIGRATIONS:
+        return "remove it, and run again, before any gc, the migrations that fill this store"
+    return f"remove {path}: it is made again when it is next needed"
 
 
 def _read_note(path: Path) -> dict[str, Any]:

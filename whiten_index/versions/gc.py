@@ -105,21 +105,24 @@ def gc_store(
     gone = [each if is_uri(each) else require_path(each) for each in forget]
     bridged, every = bridged_places(place), open_stores(place)
     lost, moved = set(map(owner_of, gone)), list(map(owner_of, named))
-    stores = [each for each in every if not is_being_filled(each, () if moved else lost)]
-    if len(stores) < len(every):
-        # A migration under way may need them.
-        bridged = []
+    ended = () if moved else lost
+    stores = [each for each in every if not is_being_filled(each, ended)]
     removed, kept = Counter[str](leftovers=0, segments=0, parts=0), Counter[str]()
     with contextlib.ExitStack() as locks:
         if not dry_run:
             lock_stores(place, stores, locks)
+            # A migration may have begun meanwhile.
+            stores = [each for each in stores if not is_being_filled(each, ended)]
+        if len(stores) < len(every):
+            # A migration under way may need them.
+            bridged = []
         users = {index: stores_of(index, place, stores) for index in named}
         files = files_naming(place, stores, gone, named)
         used_by = list(dict.fromkeys([*indexes_of(place, stores, but=files), *named]))
         if not dry_run:
             lock_indexes(used_by, place, locks)
             for store in every:
-                store.move_migrations(lost, moved)
+                _move_migrations(store, lost, moved)
             for index, own in users.items():
                 index_id = read_index_id(index) if isinstance(index, Path) else None
                 for store in own:
@@ -151,6 +154,16 @@ def gc_store(
         indexes=tuple(map(str, used_by)),
         references=len(references),
     )
+
+
+def _move_migrations(store: EmbeddingStore, gone: Collection[str], to: Collection[str]) -> None:
+    """Let the notes of indexes that are gone be those of other indexes, or of none."""
+    notes = store.results.migrations()
+    for old in gone:
+        if note := notes.get(old):
+            for new in to:
+                store.results.save_migration(new, notes.get(new) or note)
+            store.results.save_migration(old, None)
 
 
 def _unnamed(bridged: Sequence[Place], root: Place, indexes: Sequence[Place]) -> dict[Place, int]:

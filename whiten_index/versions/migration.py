@@ -45,12 +45,12 @@ def encoded_rows(
 def filled_for(index: Place, place: Place) -> list[tuple[EmbeddingStore, dict[str, Any]]]:
     """Return the stores at a place that a migration of an index fills, and their notes of it."""
     owner, stores = owner_of(index), open_stores(place)
-    notes = ((each, each.migrations().get(owner)) for each in stores)
+    notes = ((each, each.results.migrations().get(owner)) for each in stores)
     return [(each, note) for each, note in notes if isinstance(note, dict)]
 
 
 def migration_status(index: Place) -> dict[str, Any] | None:
-    """Return how far a migration of an index is, None if its store is there and knows of none."""
+    """Return how far a migration of an index is, None for none or without its store."""
     root, mirror = place_of(index)
     published = read_published(index)
     fields, given = published.fields, published.fields["store"]
@@ -58,7 +58,10 @@ def migration_status(index: Place) -> dict[str, Any] | None:
         # Of a bucket that this machine may not reach.
         return None
     try:
-        store = open_store(mirror.uri or root, fields, given=None, reader="inspect", remedy="")
+        try:
+            store = open_store(mirror.uri or root, fields, given=None, reader="inspect", remedy="")
+        except ArtifactError:
+            return None
         filled = filled_for(index, model_place(store.place) or store.place)
         if not filled:
             return None
@@ -66,7 +69,5 @@ def migration_status(index: Place) -> dict[str, Any] | None:
         encoded = encoded_rows(store, corpus_record(published), new, verify=False)
         found = {**note, "rows": fields["rows"], "encoded": encoded}
         return {**found, "bridge": bridge} if (bridge := store.results.choice(BRIDGE)) else found
-    except ArtifactError:
-        return None
-    except StorageError as error:
+    except (ArtifactError, StorageError) as error:
         return {"unread": str(error)}

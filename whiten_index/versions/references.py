@@ -21,7 +21,7 @@ from whiten_index.artifacts.storage import LOCAL, Place, Storage, settled
 from whiten_index.corpus.batches import DIGEST_BYTES
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
 from whiten_index.paths import cut, is_uri
-from whiten_index.store.embedding_store import MIGRATING, EmbeddingStore, model_place
+from whiten_index.store.embedding_store import EmbeddingStore, model_place
 from whiten_index.store.notes import RegisteredIndex
 from whiten_index.store.records import CorpusRecord
 from whiten_index.versions.published import (
@@ -208,7 +208,8 @@ def stores_of(
 def is_being_filled(store: EmbeddingStore, ended: Collection[str] = ()) -> bool:
     """Return whether a migration fills a store, but for those of ``ended`` indexes."""
     # An index that is not at its place may have moved.
-    return any(note and index not in ended for index, note in store.migrations().items())
+    found = store.results.migrations()
+    return any(note and index not in ended for index, note in found.items())
 
 
 def references_of(
@@ -218,8 +219,8 @@ def references_of(
     found = list[Reference]()
     for store in stores:
         paths = store.record_paths()
-        notes = store.results.choice(MIGRATING)
-        given_up = notes is not None and False not in notes.values()
+        notes = store.results.migrations()
+        given_up = bool(notes) and False not in notes.values()
         if not paths and not given_up and store.segment_names():
             raise ArtifactError(
                 f"{store.folder / 'corpora'} has no record of a corpus, so that it is not known "

@@ -23,7 +23,7 @@ from whiten_index.store.embedding_store import (
     read_encoder,
     require_encoder_folders,
 )
-from whiten_index.store.notes import RESULTS
+from whiten_index.store.notes import RESULTS, remedy_of
 from whiten_index.store.records import CorpusPart
 from whiten_index.versions.documents import Documents
 from whiten_index.versions.published import (
@@ -321,8 +321,7 @@ class _StoreCheck(_Check):
         self._check_segments()
         for kind in RESULTS:
             for path in self.store.results.files(kind):
-                remedy = f"remove {path}: it is made again when it is next needed"
-                with self.checking(kind, path, remedy):
+                with self.checking(kind, path, remedy_of(path)):
                     self.store.results.check(path)
 
     def _read_versions(self) -> None:
