@@ -104,6 +104,17 @@ def test_a_model_that_changes_while_it_is_loaded_is_refused(folder, tmp_path, mo
     load(folder)
 
 
+def test_a_model_that_is_written_over_later_still_encodes_as_before(tmp_path):
+    folder = add_modules(bert(tmp_path / "model"), "mean", dense())
+    encoder = load(folder)
+    before = encoder.encode_window(["a cat", "dogs run"]).embeddings
+    for path in folder.rglob("*.safetensors"):
+        with path.open("r+b") as file:
+            file.seek(path.stat().st_size // 2)
+            file.write(bytes(path.stat().st_size // 2))
+    np.testing.assert_array_equal(encoder.encode_window(["a cat", "dogs run"]).embeddings, before)
+
+
 @pytest.mark.parametrize("name", ["runs/events", "checkpoint-5/weights", ".git/index", "a.md"])
 def test_a_file_that_no_loader_reads_may_change(folder, monkeypatch, name):
     path = folder / name

@@ -255,6 +255,30 @@ def test_a_migration_of_an_index_that_is_gone_does_not_hold_gc_off(
     assert gc_store(folder / "store", forget=[folder / "moved"], keep_days=0).segments > 0
 
 
+def test_of_two_indexes_that_move_at_once_one_is_still_migrated(
+    built: Path, folder: Path
+) -> None:
+    store = folder / "store"
+    for name in ("a", "b"):
+        build(built, folder, out=str(folder / name), corpus=str(built / "c.parquet"))
+    migrate(built, folder, index=str(folder / "a"), rows=500)
+    assert migrate(built, folder, index=str(folder / "b")).finished
+    for name in ("a", "b"):
+        (folder / name).rename(folder / f"new {name}")
+    gone, moved = ([folder / f"{new}{name}" for name in "ab"] for new in ("", "new "))
+    assert gc_store(store, indexes=moved, forget=gone, keep_days=0).segments == 0
+    (new,) = {each.parent.parent for each in store.glob("*/migrations/*")}
+    for path in new.glob("corpora/*"):
+        path.unlink()
+    # Nor does a migration that was finished count as given up where its index is gone.
+    for each in moved:
+        shutil.rmtree(each)
+    with pytest.raises(ArtifactError, match="has no record of a corpus"):
+        gc_store(store, forget=[*moved, gone[1]], keep_days=0)
+    with pytest.raises(ArtifactError, match="has no record of a corpus"):
+        gc_store(store, keep_days=0)
+
+
 def test_gc_removes_the_stores_of_bridged_versions_that_were_pruned(
     built: Path, folder: Path
 ) -> None:

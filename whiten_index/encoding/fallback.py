@@ -19,6 +19,7 @@ from whiten_index.encoding.encoder_config import EncoderConfig, chosen_devices
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.encoding.tokenization import loading_model
+from whiten_index.encoding.transformer import unmapped
 from whiten_index.encoding.window_encoder import TextWindow
 from whiten_index.errors import ConfigError, EncoderError, first_line, require_installed
 
@@ -88,7 +89,13 @@ def fallback_shape(folder: ModelFolder, config: EncoderConfig) -> tuple[int, int
 
 def _loaded(folder: ModelFolder, device: str) -> Any:
     files = folder.weights_sha256, folder.files_sha256
-    return _load(folder.root, files, device, folder.code_revision, folder.local_files_only)
+    model = _load(folder.root, files, device, folder.code_revision, folder.local_files_only)
+    try:
+        folder.require_unchanged()
+    except EncoderError:
+        _load.cache_clear()
+        raise
+    return model
 
 
 @functools.lru_cache(maxsize=2)
@@ -101,7 +108,7 @@ def _load(
     transformers.utils.logging.disable_progress_bar()
     pin = {} if code_revision is None else {"code_revision": code_revision}
     with loading_model(f"model {root}"):
-        model = SentenceTransformer(
+        model: Any = SentenceTransformer(
             str(root),
             device=None if device == "auto" else device,
             trust_remote_code=True,
@@ -112,4 +119,4 @@ def _load(
     # Embeddings are kept as they are before the normalisation.
     while len(model) > 1 and type(model[-1]).__name__ == "Normalize":
         del model[len(model) - 1]
-    return model
+    return unmapped(model)

@@ -63,7 +63,7 @@ def load_transformer(
             output_loading_info=True,
         )
         encoder = model.get_encoder() if model.config.is_encoder_decoder else model
-        encoder = encoder.to(device).eval()
+        encoder = unmapped(encoder.to(device).eval())
         with torch.inference_mode():
             # A wrong value of the configuration may be noticed no sooner.
             encoder(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=device))
@@ -75,6 +75,14 @@ def load_transformer(
             "would be random numbers; complete the model folder"
         )
     return tokenizer, encoder
+
+
+def unmapped(module: nn.Module) -> nn.Module:
+    """Return a module whose tensors are in memory: later writes to mapped files would show."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.device.type == "cpu":
+            tensor.data = tensor.data.clone()
+    return module
 
 
 def _require_size(folder: ModelFolder) -> None:
@@ -109,7 +117,7 @@ def load_head(folder: ModelFolder) -> nn.Module | None:
             weights = {k.removeprefix("linear."): v.float() for k, v in tensors.items()}
             linear.load_state_dict(weights, assign=True)
         steps += [linear, getattr(nn, dense.activation)()]
-    return nn.Sequential(*steps).eval().requires_grad_(False) if steps else None
+    return unmapped(nn.Sequential(*steps).eval().requires_grad_(False)) if steps else None
 
 
 def load_pickled(file: Path) -> Any:
