@@ -255,9 +255,7 @@ def test_a_migration_of_an_index_that_is_gone_does_not_hold_gc_off(
     assert gc_store(folder / "store", forget=[folder / "moved"], keep_days=0).segments > 0
 
 
-def test_of_two_indexes_that_move_at_once_one_is_still_migrated(
-    built: Path, folder: Path
-) -> None:
+def test_of_two_indexes_that_move_at_once_one_is_still_migrated(built: Path, folder: Path) -> None:
     store = folder / "store"
     for name in ("a", "b"):
         build(built, folder, out=str(folder / name), corpus=str(built / "c.parquet"))

@@ -23,7 +23,7 @@ again under any file name, id or metadata column, and in whichever segment it is
 import hashlib
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain

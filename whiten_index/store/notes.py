@@ -52,14 +52,9 @@ class ResultCache:
         for path in (folder / name for name in self.mirror.names(folder, "[!.]*.json")):
             self.mirror.latest(path)
             try:
-                note = _read_note(path)
-                index, migration = str(note.get("index")), note.get("migration")
-                known = migration in (None, False) or isinstance(migration, dict)
-                if not known or path != self._path(MIGRATIONS, {"index": index}):
-                    raise ArtifactError(f"{path} is not the note that its name says")
+                index, found[index] = _read_migration(path)
             except ArtifactError as error:
                 raise ArtifactError(f"{path} is damaged; {remedy_of(path)}") from error
-            found[index] = migration
         return found
 
     def save_runtime(self, value: Mapping[str, str]) -> None:
@@ -147,6 +142,16 @@ def _read_note(path: Path) -> dict[str, Any]:
     if found.get("of") != path.name or not isinstance(note, dict):
         raise ArtifactError(f"{path} is damaged: it is not the note that its name says")
     return note
+
+
+def _read_migration(path: Path) -> tuple[str, dict[str, Any] | bool | None]:
+    """Return the index of a migration and its note."""
+    fields = _read_note(path)
+    index, note = str(fields.get("index")), fields.get("migration")
+    known = note in (None, False) or isinstance(note, dict)
+    if not known or path.stem != manifest.fingerprint({"index": index}):
+        raise ArtifactError(f"{path} is damaged: it is not the note that its name says")
+    return index, note
 
 
 def _read_sample(path: Path, shapes: Mapping[str, str]) -> dict[str, NDArray[Any]]:
