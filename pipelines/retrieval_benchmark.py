@@ -27,8 +27,9 @@ from typing import Any
 
 import click
 
+from whiten_index.artifacts.files import is_folder
 from whiten_index.cli.log_lines import Ending, LogLines, ending_of, log, run_job
-from whiten_index.cli.schema_options import read_toml
+from whiten_index.cli.schema_options import paths_from, read_toml
 from whiten_index.cli.signals import stop_on_signals
 from whiten_index.cli.streams import print_exception
 from whiten_index.errors import ConfigError
@@ -53,14 +54,14 @@ class Job:
 
     Attributes:
         out: folder of results and report.
-        store: folder of raw embeddings.
+        store: folder or URI of raw embeddings.
         sets: folders of the sets.
         split: which judgements.
         options: of the sweep, the same for all sets.
     """
 
     out: Path
-    store: Path
+    store: str
     sets: tuple[Path, ...]
     split: str | None
     options: Mapping[str, Any]
@@ -89,7 +90,11 @@ class Job:
             if name not in keys:
                 raise ConfigError(f"job file {path}: {unknown(name, keys)}")
         options = {keys[name]: value for name, value in named.items()}
-        return cls(path.parent / out, path.parent / store, folders, split, options)
+        # One that is no folder here has a name on the hub.
+        if isinstance(model := options.get("model"), str) and is_folder(path.parent / model):
+            options["model"] = paths_from(path.parent, model)
+        store = paths_from(path.parent, store)
+        return cls(path.parent / out, store, folders, split, options)
 
     def config(self, folder: Path) -> SweepConfig:
         """Return the sweep of one set.
@@ -106,7 +111,7 @@ class Job:
             "text_columns": text_columns(corpus),
             **self.options,
             "corpus": [str(corpus)],
-            "store": str(self.store),
+            "store": self.store,
             "out": str(self.out),
             "name": folder.name,
             "queries": str(queries),

@@ -12,7 +12,7 @@ from typing import Any
 
 from whiten_index.artifacts.atomic import replace_file
 from whiten_index.artifacts.files import writing
-from whiten_index.artifacts.manifest import fingerprint, sealed_json, unsealed
+from whiten_index.artifacts.manifest import fingerprint, sealed, unsealed
 
 # Raised when a change of this project changes figures.
 _VERSION = 1
@@ -60,7 +60,9 @@ class Kept:
         result = make()
         with writing(path):
             self.folder.mkdir(parents=True, exist_ok=True)
-            replace_file(path, sealed_json({"key": full, "result": result}))
+            # Figures take their order from the result.
+            text = json.dumps(sealed({"key": full, "result": result}), indent=1)
+            replace_file(path, text.encode())
         self.computed += 1
         return result
 

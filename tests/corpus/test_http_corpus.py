@@ -1,7 +1,9 @@
 """A corpus at an HTTP server: a server that refuses or fails is neither absence nor damage."""
 
+import json
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -29,6 +31,9 @@ class _Answers(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         how, _, after = self.path.split("/")[1].partition("-after-")
+        if how == "asked":
+            self._answer(200, json.dumps([*self.ranges]).encode())
+            return
         wanted = self.headers.get("Range")
         self.ranges[self.path] = self.ranges.get(self.path, 0) + (wanted is not None)
         fails = not after or (wanted is not None and self.ranges[self.path] > int(after))
@@ -87,6 +92,14 @@ def _encode(source: str, store: Path) -> tuple[int, str]:
     options = ("--embedding-column", "embedding", "--id-column", "id", "--store", store)
     status, _, stderr = run("encode", source, *options)
     return status, stderr.strip()
+
+
+def test_a_number_sign_is_part_of_a_name(address: str, tmp_path: Path) -> None:
+    status, said = _encode(f"{address}/sound/x#1.parquet", tmp_path / "store")
+    assert status == 0, said
+    with urllib.request.urlopen(f"{address}/asked") as answer:
+        asked = json.load(answer)
+    assert asked == ["/sound/x%231.parquet"]
 
 
 @pytest.mark.parametrize("how", ["404", "410"])

@@ -141,6 +141,14 @@ def test_sizes_that_a_configuration_claims_are_not_allocated(tmp_path, name):
         load(folder)
 
 
+def test_weights_that_are_links_count_as_the_hubs_cache_has_them(folder, tmp_path, monkeypatch):
+    (folder / "model.safetensors").rename(tmp_path / "blob")
+    (folder / "model.safetensors").symlink_to(tmp_path / "blob")
+    # As for a model of more than a gigabyte.
+    monkeypatch.setattr("whiten_index.encoding.transformer._MOST_UNPACKED", 0)
+    load(folder)
+
+
 def test_a_layer_where_trainings_leave_files_may_not_change(tmp_path, monkeypatch):
     folder = add_modules(bert(tmp_path / "model"), "mean", dense())
     (folder / "runs").mkdir()

@@ -43,6 +43,9 @@ def test_a_result_is_found_again_and_made_again_where_its_file_is_damaged_or_of_
     other.write_text(whole)
     assert kept.get({"row": 2}, lambda: {"spearman": 1.0}) == {"spearman": 1.0}
     assert (kept.computed, kept.found) == (4, 1)
+    # Figures take their order from it.
+    for _ in range(2):
+        assert [*kept.get({"row": 3}, lambda: {"raw": 1.0, "group": 2.0})] == ["raw", "group"]
 
 
 def test_other_lengths_have_other_states(tiny_model, texts, tmp_path):

@@ -97,6 +97,7 @@ WORDS = pa.dictionary(pa.int32(), pa.string())
         (pa.list_(pa.large_list_view(MS)), [[5]]),
         (pa.list_(WORDS), ["a"]),
         (nested(60), {"a": None}),
+        (pa.json_(), '"a"'),
         (pa.struct([("a", pa.map_(pa.string(), WORDS))]), {"a": [("b", "c")]}),
     ],
 )
@@ -105,8 +106,12 @@ def test_a_type_whose_bytes_stand_for_any_number_of_values_is_not_kept(
 ) -> None:
     kept = pa.array([value] * ROWS, kind)
     write(tmp_path / "c", kept, seed=0)
-    options = {"embedding_column": "e", "keep": ("k",), "out": str(tmp_path / "index")}
+    options: dict[str, Any] = {"embedding_column": "e", "out": str(tmp_path / "index")}
+    options["keep"] = ("k",)
     with pytest.raises(CorpusError, match=r"'k' .* is .*, which no index has; rewrite it"):
+        build_index(BuildConfig(corpus=(str(tmp_path / "c"),), **options))
+    options |= {"keep": (), "row_filter": "k != 'a'"}
+    with pytest.raises(CorpusError, match=r"which no index has; rewrite it .* and --filter"):
         build_index(BuildConfig(corpus=(str(tmp_path / "c"),), **options))
 
 

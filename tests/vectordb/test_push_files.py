@@ -246,6 +246,19 @@ def test_a_file_of_a_push_that_was_cut_short_is_damaged(
     succeed(*command)
 
 
+def test_rows_of_a_file_that_cannot_be_counted_are_damaged(index: Path, tmp_path: Path) -> None:
+    path = tmp_path / "v.arrow"
+    succeed("push", index, "--to", path)
+    data = bytearray(path.read_bytes())
+    # After the schema comes the length of the next message.
+    place = 20 + int.from_bytes(data[12:16], "little")
+    data[place : place + 4] = (-5).to_bytes(4, "little", signed=True)
+    path.write_bytes(data)
+    status, _, said = run("push", index, "--to", path)
+    assert (status, "v.arrow is damaged" in said) == (5, True), said
+    assert path.read_bytes() == data
+
+
 def test_documents_that_no_push_wrote_are_not_lost_to_those_of_vectors(
     index: Path, tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ from pydantic import Field
 from whiten_index.artifacts.files import is_folder
 from whiten_index.cli.log_lines import Ending, LogLines, ending_of, failure, run_job
 from whiten_index.cli.monitoring import check_metrics, write_metrics
-from whiten_index.cli.schema_options import read_toml, rename_keys
+from whiten_index.cli.schema_options import paths_from, read_toml, rename_keys
 from whiten_index.cli.signals import INTERRUPTED
 from whiten_index.cli.streams import print_exception
 from whiten_index.errors import BusyError, ConfigError, DatabaseError, GateError, WhitenIndexError
@@ -53,10 +53,10 @@ class NightlyJob(UpdateConfig):
                 raise ConfigError(f"{where}: {key} stays as built; leave it out, or build again")
         values = rename_keys(values, own, where=where)
         for key in _PATHS & values.keys():
-            values[key] = _from(path.parent, values[key])
+            values[key] = paths_from(path.parent, values[key])
         # One that is no folder here has a name on the hub.
         if isinstance(model := values.get("model"), str) and is_folder(path.parent / model):
-            values["model"] = _from(path.parent, model)
+            values["model"] = paths_from(path.parent, model)
         tables = values.pop("push", [])
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
             raise ConfigError(f"{where}: push is a table; write [[push]] above each")
@@ -71,7 +71,7 @@ class NightlyJob(UpdateConfig):
             push = f"{where}, push {number}"
             named = rename_keys(table, keys, where=push)
             for key in {"to", "store"} & named.keys():
-                named[key] = _from(path.parent, named[key], mark=":" if key == "to" else "://")
+                named[key] = paths_from(path.parent, named[key], mark=":" if key == "to" else "://")
             try:
                 config = PushConfig(index=job.index, **named)
             except ConfigError as error:
@@ -85,17 +85,6 @@ class NightlyJob(UpdateConfig):
                 )
             pushes.append(config)
         return replace(job, push=tuple(pushes))
-
-
-def _from(folder: Path, value: Any, *, mark: str = "://") -> Any:
-    """Return paths of a job file as seen from the working folder.
-
-    An address, which has ``mark`` in it, and what else is no path stay as they are.
-    """
-    if isinstance(value, list):
-        return [_from(folder, each) for each in value]
-    path = isinstance(value, str) and value and mark not in value and value[0] != "~"
-    return str(folder / value) if path else value
 
 
 def run_nightly(path: Path, *, dry_run: bool = False) -> int:

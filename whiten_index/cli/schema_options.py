@@ -139,6 +139,17 @@ def read_toml(path: Path) -> dict[str, Any]:
     return values
 
 
+def paths_from(folder: Path, value: Any, *, mark: str = "://") -> Any:
+    """Return paths of a job file as seen from the working folder.
+
+    An address, which has ``mark`` in it, and what else is no path stay as they are.
+    """
+    if isinstance(value, list):
+        return [paths_from(folder, each) for each in value]
+    path = isinstance(value, str) and value and mark not in value and value[0] != "~"
+    return str(folder / value) if path else value
+
+
 def read_job(path: Path, names: Mapping[str, str]) -> dict[str, Any]:
     """Read a job file of known keys; see ``read_toml`` and ``rename_keys``."""
     return rename_keys(read_toml(path), names, where=f"job file {path}")

@@ -128,7 +128,8 @@ def is_strange(kind: pa.DataType, levels: int = _MOST_LEVELS) -> bool:
     Of these a few bytes can stand for any number of values, or Arrow writes none so deep.
     """
     if isinstance(kind, pa.BaseExtensionType):
-        return is_strange(kind.storage_type, levels)
+        # How long the texts of its dictionary are would be known only after they are in memory.
+        return is_strange(kind.storage_type, levels) or _has_texts(kind.storage_type)
     if pa.types.is_dictionary(kind):
         return bool(pa.types.is_nested(kind.value_type))
     views = pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
@@ -137,6 +138,11 @@ def is_strange(kind: pa.DataType, levels: int = _MOST_LEVELS) -> bool:
         return True
     inside = [kind.field(number).type for number in range(kind.num_fields)]
     return any(pa.types.is_dictionary(each) or is_strange(each, levels - 1) for each in inside)
+
+
+def _has_texts(kind: pa.DataType) -> bool:
+    inside = (kind.field(number).type for number in range(kind.num_fields))
+    return without_views(kind) in _OF_BYTES or any(map(_has_texts, inside))
 
 
 def unpacked_bytes(batch: pa.RecordBatch) -> int:

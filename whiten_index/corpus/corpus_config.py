@@ -92,12 +92,14 @@ def check_columns(
             raise CorpusError(
                 f"{file.path} has {has} {name!r}; its columns are {', '.join(schema.names)}"
             )
-    for name in config.keep:
+    own = {config.id_column, config.embedding_column, *config.text_columns}
+    for name in set(columns) - own:
         if is_strange(schema.field(name).type):
             raise CorpusError(
                 f"column {name!r} of {file.path} is {schema.field(name).type}, which no index has; "
-                "rewrite it in plain types, or leave it out of --keep"
+                "rewrite it in plain types, or leave it out of --keep and --filter"
             )
+    for name in config.keep:
         if (field := repeated_field(schema.field(name).type)) is not None:
             raise CorpusError(
                 f"column {name!r} of {file.path} holds records with two fields {field!r}, which "

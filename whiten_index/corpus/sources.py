@@ -146,7 +146,9 @@ def resolve(source: str) -> tuple[Any, str]:
     try:
         with asking(source):
             try:
-                known, path = fsspec.core.url_to_fs(source, **_http_options(source))
+                # A client takes what follows a # for a part of the page.
+                plain = source.replace("#", "%23") if scheme in ("http", "https") else source
+                known, path = fsspec.core.url_to_fs(plain, **_http_options(source))
             except (ValueError, TypeError, ImportError) as error:
                 raise CorpusError(
                     f"{source} cannot be opened ({first_line(error)}); use a URI that pyarrow or "

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.artifacts.files import exists, list_folder, read_bytes, require_regular, size_of
+from whiten_index.artifacts.files import exists, list_folder, read_bytes, require_regular
 from whiten_index.encoding.batching import BatchEncoder
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.models import ModelFolder
@@ -106,7 +106,7 @@ def _session(folder: ModelFolder, threads: int | None) -> Any:
     with loading_model(str(path)):
         # Else they are mapped, and what is written to them later would show.
         files = list_folder(path.parent, f"{path.name}?*")
-        tensors = [read_bytes(each, limit=size_of(each)) for each in files]
+        tensors = [read_bytes(each, limit=each.stat().st_size) for each in files]
         options.add_external_initializers_from_files_in_memory(
             [each.name for each in files], tensors, list(map(len, tensors))
         )

@@ -10,7 +10,7 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from whiten_index.artifacts.files import open_file, reading, size_of
+from whiten_index.artifacts.files import open_file, reading
 from whiten_index.artifacts.limits import LimitError
 from whiten_index.encoding.model_files import weight_files
 from whiten_index.encoding.models import ModelFolder
@@ -87,14 +87,16 @@ def unmapped(module: nn.Module) -> nn.Module:
 
 def _require_size(folder: ModelFolder) -> None:
     """Refuse a configuration that asks for far more memory than the files of weights have bytes."""
-    if folder.has_code:
+    # Weights of quantized models have a part of a byte for each number.
+    if folder.has_code or "quantization_config" in folder.config:
         return
     with loading_model(f"model {folder.name}"):
         config = transformers.AutoConfig.from_pretrained(folder.path, **folder.loading)
         with torch.device("meta"):
             model = transformers.AutoModel.from_config(config)
+        files = sum(file.stat().st_size for file in weight_files(folder.path))
     size = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
-    if size > _MOST_UNPACKED + 4 * sum(map(size_of, weight_files(folder.path))):
+    if size > _MOST_UNPACKED + 4 * files:
         raise EncoderError(
             f"config.json of model {folder.name} describes a model of {size:,} bytes, far more "
             "than its weights; restore the model folder"

@@ -92,8 +92,12 @@ def _shape(path: Path) -> tuple[int, list[str]]:
     """Return how many rows a file has, and their columns."""
     kind = pads.ParquetFileFormat() if ending(path) == PARQUET else pads.IpcFileFormat()
     file = kind.make_fragment(str(path), pafs.LocalFileSystem())
-    with reading(path):
-        return file.count_rows(), file.physical_schema.names
+    try:
+        with reading(path):
+            return file.count_rows(), file.physical_schema.names
+    except (OSError, pa.ArrowException) as error:
+        _refuse_damaged(path, error)
+        raise
 
 
 def _is_ours(described: Path) -> bool:

@@ -377,17 +377,18 @@ def before_bridged(index: Place) -> str | None:
     """Return the version that a migration goes on from, None if no bridged one is published."""
     root, mirror = place_of(index)
 
-    def fields(name: str) -> dict[str, Any]:
-        return dict(_examined(root / VERSIONS / name, mirror, "manifest")[0])
+    def look(name: str) -> tuple[dict[str, Any], ArtifactError | FormatError | None]:
+        found, damage = _looked(root / VERSIONS / name, "manifest", mirror)
+        return dict(found), damage
 
-    published = fields(current := read_current(root, mirror).version)
-    if not published and (damage := _damage(root / VERSIONS / current, "manifest", mirror)):
+    published, damage = look(read_current(root, mirror).version)
+    if not published and damage is not None:
         raise damage
     if model_place(published.get("store", "")) is None:
         return None
     model = recorded_spec(published["encoder"])
     for name in reversed(_names(root, mirror)):
-        found, older = fields(name), version_number(name) < version_number(published["version"])
+        found, older = look(name)[0], version_number(name) < version_number(published["version"])
         # A run that was killed made one of the new model, or a rollback left it.
         of_old = model and found.get("encoder_fingerprint") not in (None, model.fingerprint)
         if older and of_old and model_place(found["store"]) is None:
@@ -402,11 +403,18 @@ def _identity(name: str) -> str:
 
 def _damage(folder: Path, verify: str, mirror: Storage) -> ArtifactError | FormatError | None:
     """Return the damage of a version; raise ``StorageError`` if it cannot be read."""
-    damage = _examined(folder, mirror, verify)[1]
-    if damage is not None and mirror.look_again():
+    return _looked(folder, verify, mirror)[1]
+
+
+def _looked(
+    folder: Path, verify: str, mirror: Storage
+) -> tuple[Mapping[str, Any], ArtifactError | FormatError | None]:
+    """Return the fields of a version, and its damage, of two looks if there is any."""
+    found = _examined(folder, mirror, verify)
+    if found[1] is not None and mirror.look_again():
         # One answer of a bucket's server may have been cut, or come from a proxy.
-        damage = _examined(folder, mirror, verify)[1]
-    return damage
+        found = _examined(folder, mirror, verify)
+    return found
 
 
 _WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 768, 1024)
