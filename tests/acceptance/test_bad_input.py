@@ -203,12 +203,13 @@ def test_a_model_that_is_not_there(place: Indexed) -> None:
 
 
 def test_whitening_that_is_impossible(place: Indexed) -> None:
-    """All rows are equal, or they have fewer directions than are asked for."""
+    """All rows are equal, or they are too few or too alike for the directions asked for."""
     equal = Vectors(place.rows.ids, np.ones_like(place.rows.rows))
     refused(8, *place.build(equal.write(place.work / "equal.parquet")))
     narrow = some(120, dim=5).rows @ np.random.default_rng(3).normal(size=(5, DIM))
     path = Vectors(place.rows.ids, narrow.astype(np.float32)).write(place.work / "narrow.parquet")
     assert "5" in refused(8, *place.build(path))
+    assert "6 rows span no more" in refused(8, *place.build(place.corpus), "--limit", 6, "--force")
     place.assert_untouched()
 
 

@@ -207,9 +207,6 @@ class Judged:
     def options(self) -> dict[str, str]:
         return {"queries": self.queries, "qrels": self.qrels}
 
-    def flags(self) -> tuple[str, ...]:
-        return "--queries", self.queries, "--qrels", self.qrels
-
 
 def judged(folder: Path, texts: list[str], *, count: int = 40, prefix: str = "d") -> Judged:
     """Queries of some words of a document each, which is relevant, and a neighbour a little."""

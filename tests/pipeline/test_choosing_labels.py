@@ -10,9 +10,11 @@ from tests.pipeline.choosing import (
     Judged,
     Place,
     assert_applied,
+    assert_same_choice,
     choice,
     judged,
     names_of,
+    parquet,
     raw_embeddings,
     stages,
     vectors_of,
@@ -56,6 +58,13 @@ def test_judged_queries_choose_the_best_by_ndcg(place: Place) -> None:
     assert "encode pieces" not in stages(report)
     assert_scored_by_labels(report, place.model, labels)
     assert_applied(report)
+    # So it is where the embeddings are given, and the model encodes the queries alone.
+    raw = list(raw_embeddings(report).astype(np.float32))
+    path = parquet(place.root / "e.parquet", id=names_of(report), e=raw)
+    given = place.build(
+        "given", corpus=(path,), text_columns=(), embedding_column="e", **labels.options()
+    )
+    assert_same_choice(choice(given), found)
     # The best of each width, not the gentlest near it; and then the narrowest near the best.
     leaders = [row for row in found["candidates"] if row["leads"]]
     gentler_near = 0
