@@ -294,6 +294,8 @@ def test_a_transform_that_cannot_be_does_not_keep_others_from_being_measured(tmp
 def test_more_points_join_their_run_and_other_settings_start_another(tmp_path, corpus):
     given = options(corpus, tmp_path, **FEW)
     first = run_sweep(SweepConfig(**given))
+    with (tmp_path / "results.jsonl").open("a") as file:
+        file.write('{"type": "point", "run')  # as where a sweep was killed in mid-line
     notes = _Notes()
     more = run_sweep(SweepConfig(**{**given, "widths": "4,8,16"}), progress=notes)
     assert (more.runs, more.measured, more.found) == (first.runs, 2, 1)
