@@ -1,5 +1,8 @@
 """Transfer scores against scikit-learn's own searches, and a task of pairs through an encoder."""
 
+import runpy
+import sys
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,6 +14,7 @@ from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_sco
 from pipelines.papers.transfer import evaluate_transfer
 from pipelines.papers.transfer_tasks import read_task, score_transfer
 from whiten_index import load_encoder
+from whiten_index.cli import measure_commands
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.measure.eval_config import EvalConfig
 
@@ -89,3 +93,12 @@ def test_pairs_are_classified_by_difference_and_product_and_dev_trains_too(
     expected = model.fit(rows[~test], labels[~test]).score(rows[test], labels[test])
     assert found["accuracy"] == pytest.approx(100 * expected, abs=100 / test.sum())
     assert found["rows"] == {"train": 60, "test": 30}
+
+
+def test_the_module_is_a_command(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["transfer", "--help"])
+    # What the script adds to the commands of this process is taken back at the end.
+    monkeypatch.setitem(measure_commands.evaluate.commands, "transfer", None)
+    with pytest.raises(SystemExit, match=r"^0$"):
+        runpy.run_module("pipelines.papers.transfer", run_name="__main__")
+    assert "a linear classifier" in capsys.readouterr().out
