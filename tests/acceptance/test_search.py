@@ -192,26 +192,6 @@ def test_a_filter_keeps_the_best_of_the_rows_that_pass(
     assert scores == pytest.approx(cosines[0].tolist(), abs=1e-4)
 
 
-@pytest.mark.parametrize("factory", ["HNSW16", "IVF16,Flat", "SQ8"])
-def test_a_filter_gives_as_many_hits_as_rows_pass_with_every_kind(
-    factory: str, corpus: RandomCorpus, tmp_path: Path
-) -> None:
-    """28 rows of 900 pass, scattered over the lists and the graph."""
-    index = tmp_path / "index"
-    done(
-        "build", corpus.corpus, *COLUMNS, "--keep", "year", "--whiten", "whitening", "--k", K,
-        "--factory", factory, "--out", index,
-    )  # fmt: skip
-    condition = "year == 2001 and id != 'd11' and id != 'd41'"
-    run_file = tmp_path / "run.trec"
-    done(
-        "search", index, "--queries", corpus.queries, *COLUMNS, "--top-k", 50, "--filter",
-        condition, "--run", run_file,
-    )  # fmt: skip
-    expected = {f"d{row}" for row in range(71, 900, 30)}
-    assert all({hit for hit, _ in hits} == expected for hits in read_trec(run_file).values())
-
-
 def test_a_filter_of_a_column_that_is_not_kept_is_refused(coarse: Path) -> None:
     assert "year" in refused(2, "search", coarse, "--like", "d1", "--filter", "year == 2000")
 
@@ -236,25 +216,6 @@ def test_the_best_candidates_are_ranked_again_by_exact_vectors(
         assert [score for _, score in hits] == pytest.approx(expected, abs=1e-4)
     # With all rows as candidates the search is exact.
     assert recall(search_queries(coarse, corpus, "--rerank", 900), *vectors) == 1
-
-
-def test_the_best_candidates_are_ranked_again_by_raw_embeddings(
-    coarse: Path, corpus: RandomCorpus
-) -> None:
-    found = search_queries(coarse, corpus, "--rerank", 900, "--rerank-by", "embeddings")
-    rows, cosines = nearest(corpus.rows.astype(np.float64), corpus.questions.astype(np.float64), 10)
-    assert [[hit for hit, _ in hits] for hits in found] == [[f"d{r}" for r in n] for n in rows]
-    np.testing.assert_allclose([[s for _, s in hits] for hits in found], cosines, atol=1e-4)
-
-
-@pytest.mark.parametrize("option", [["--mapped"], ["--verify", "manifest"], ["--threads", 1]])
-def test_hits_do_not_depend_on_the_way_of_reading(
-    option: list[object], exact: Path, corpus: RandomCorpus
-) -> None:
-    plain, other = search_queries(exact, corpus), search_queries(exact, corpus, *option)
-    assert [[hit for hit, _ in hits] for hits in plain] == [
-        [hit for hit, _ in hits] for hits in other
-    ]
 
 
 def test_an_index_of_a_column_takes_texts_where_its_model_is_named(
