@@ -201,7 +201,6 @@ def _kinds(hint: Any) -> tuple[tuple[type, ...], tuple[str, ...]]:
 
 
 def _item_types(hint: Any) -> tuple[Any, ...]:
-    """Return the plain types of the items of a list."""
     if get_origin(hint) is Annotated:
         return _item_types(get_args(hint)[0])
     items = get_args(hint)[:1] if get_origin(hint) is tuple else ()

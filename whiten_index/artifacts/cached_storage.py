@@ -248,7 +248,6 @@ class BucketStorage(Storage):
             self._remove_copy(path)
 
     def _objects(self, paths: Iterable[Path]) -> list[str]:
-        """Return the keys of all objects of artifacts and files."""
         wanted = set(map(self._key, paths))
         depths = {key.count("/") + 1 for key in wanted}
         listed = [

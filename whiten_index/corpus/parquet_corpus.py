@@ -197,7 +197,6 @@ class ParquetCorpus:
                 yield from self._ids(shard)
 
     def _passing(self, shard: Shard, rows: pa.Table) -> NDArray[np.bool_]:
-        """Return which rows (n,) of a shard the filter keeps."""
         assert self._filter is not None
         with reading(self.files[shard.file].path):
             return self._filter.mask(rows)

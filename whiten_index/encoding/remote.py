@@ -139,7 +139,6 @@ class _Meter:
         return self.tokens / self.bytes if self.bytes else _TOKENS_A_BYTE
 
     def cost(self, tokens: float) -> float | None:
-        """Return the price of tokens, None if it is not known."""
         return None if self.price is None else tokens * self.price / 1e6
 
     def hold(self, most: int) -> None:

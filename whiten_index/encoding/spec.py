@@ -46,13 +46,11 @@ class _Identity:
         raise NotImplementedError
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values, with ``kind``."""
         values = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
         return {"kind": self.kind, **values}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Read the result of ``to_json``."""
         names = {each.name for each in fields(cls)}
         known: dict[str, Any] = {
             k: tuple(v) if isinstance(v, list) else v for k, v in value.items() if k in names

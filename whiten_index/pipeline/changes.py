@@ -111,7 +111,6 @@ class StoredRows:
         self.store, self.parts = store, [part for part in parts if part.rows]
 
     def __iter__(self) -> Iterator[Documents]:
-        """Yield the documents of each part."""
         digests = part_digests(self.store, self.parts)
         for part, (_, each) in zip(self.parts, digests, strict=True):
             yield document_rows(self.store.documents(part), each)

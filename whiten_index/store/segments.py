@@ -87,7 +87,6 @@ class RowView:
         return self.shape[0]
 
     def __getitem__(self, wanted: slice | NDArray[np.integer]) -> NDArray[np.floating]:
-        """Return rows (m, d) by a slice or by their numbers."""
         segments, rows = self.places.segment[wanted], self.places.row[wanted]
         found = np.empty((len(rows), self.shape[1]), dtype=self.dtype)
         for segment in np.unique(segments):

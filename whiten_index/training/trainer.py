@@ -170,7 +170,6 @@ class _State:
         self._scaler.update()
 
     def logged(self) -> dict[str, float]:
-        """Return the mean loss since the last row, and the learning rate."""
         mean = math.fsum(self._losses) / len(self._losses)
         self._losses.clear()
         return {"loss": mean, "learning_rate": self._optimizer.param_groups[0]["lr"]}

@@ -181,7 +181,6 @@ def _unnamed(bridged: Sequence[Place], root: Place, indexes: Sequence[Place]) ->
 
 
 def _parts_of(store: EmbeddingStore, references: Sequence[Reference]) -> Iterator[CorpusPart]:
-    """Yield the parts with rows that something needs of a store."""
     for each in references:
         if each.is_of(store):
             yield from (part for part in each.record.parts if part.rows)

@@ -112,7 +112,6 @@ class Version:
         return self.folder.name
 
     def __contains__(self, name: str) -> bool:
-        """Return whether the version has a file of that name."""
         return name in self.fields["files"] if self.verify else exists(self.folder / name)
 
     def file(self, name: str) -> Path:
@@ -395,7 +394,6 @@ def require_published(root: Path, mirror: Storage = LOCAL) -> Current | None:
 
 
 def _require_there(root: Path, version: str, mirror: Storage = LOCAL) -> None:
-    """Raise ``ArtifactError`` for a published version that is missing."""
     if not mirror.holds(root / VERSIONS / version):
         raise ArtifactError(
             f"version {version}, which {root} publishes, is missing; mount its disk or restore its "

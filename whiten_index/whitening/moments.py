@@ -115,7 +115,6 @@ class Moments:
         return replace(both, **_held(ours[0] + theirs[0], ours[1] + theirs[1]))
 
     def __sub__(self, other: "Moments") -> "Moments":
-        """Return the moments without the rows of ``other``."""
         self._require_same_dim(other)
         if other.count == 0:
             return self
