@@ -8,7 +8,7 @@ export HF_HUB_OFFLINE ?= 1
 # Else each of the many processes that tests start would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test slow figures units services faults soak lowest newest packages docs lint types \
+.PHONY: demo test slow figures services faults soak lowest newest packages docs lint types \
     imports tables clean
 
 .venv/runtime: $(SETTINGS)
@@ -49,9 +49,6 @@ $(LANGUAGES):
 	apt-get update -q
 	DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends \
 	    nodejs golang-go default-jdk-headless rustc
-
-units: .venv/tools $(SYSTEMD) $(PROMTOOL) $(LANGUAGES)
-	$(BIN)/python -m pytest tests/project/test_deploy.py tests/project/test_query_half.py
 
 # Debian's package: no test cuts the power, so that what waits for a disk need not.
 EATMYDATA := $(or $(shell command -v eatmydata),/usr/bin/eatmydata)

@@ -8,9 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from whiten_index.artifacts.atomic import replace_file, require_plain_target
-from whiten_index.artifacts.files import MANIFEST, is_folder, read_bounded, reading, writing
+from whiten_index.artifacts.files import (
+    MANIFEST,
+    is_folder,
+    read_bounded,
+    reading,
+    size_of,
+    writing,
+)
 from whiten_index.artifacts.storage import Place
-from whiten_index.errors import ConfigError, StorageError, WhitenIndexError, require_installed
+from whiten_index.errors import (
+    ArtifactError,
+    ConfigError,
+    FormatError,
+    StorageError,
+    require_installed,
+)
 from whiten_index.paths import absolute, cell, cut, require_path
 from whiten_index.versions.published import read_published
 
@@ -88,8 +101,8 @@ def _of_version(index: Place) -> list[_Metric]:
         published = read_published(index)
         folder, fields = published.folder, published.fields
         sizes = {name: int(entry["bytes"]) for name, entry in fields["files"].items()}
-        sizes[MANIFEST] = (folder / MANIFEST).stat().st_size
-    except (WhitenIndexError, OSError):
+        sizes[MANIFEST] = size_of(folder / MANIFEST)
+    except (ArtifactError, FormatError):
         return []
     version = str(fields["version"])
     created = datetime.datetime.fromisoformat(fields["created"]).timestamp()

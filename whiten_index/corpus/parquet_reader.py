@@ -20,7 +20,7 @@ from whiten_index.errors import CorpusError
 _BATCH_ROWS = 4096
 # A batch of texts has at most this size, however often it names one text.
 _BATCH_BYTES = 64 << 20
-# A first batch of unknown texts may unpack to this size, before it is measured.
+# Lists and wide rows may take this much.
 _UNPACKED_BYTES = 1 << 30
 _BUFFER = 1 << 20
 # Bytes of a number by its type in Parquet; 8 by any other.

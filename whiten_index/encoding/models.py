@@ -20,6 +20,7 @@ from whiten_index.artifacts.files import (
     is_file,
     is_folder,
     list_folder,
+    reading,
     state_of,
     walk_files,
 )
@@ -444,8 +445,9 @@ def _static_length(config: dict[str, Any]) -> int:
 
 
 def _table_width(name: str, root: Path) -> int:
+    path = root / "model.safetensors"
     try:
-        with safe_open(root / "model.safetensors", "numpy") as file:
+        with reading(path), safe_open(path, "numpy") as file:
             (table,) = {"embedding.weight", "embeddings"} & set(file.keys())
             _, width = file.get_slice(table).get_shape()
             return int(width)

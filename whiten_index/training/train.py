@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from whiten_index.training.trainer import Score
 
 RUN, CURVES_FILE = "training.json", "curves.csv"
+_PLACE_BYTES = 8  # of a text in the list
 _SCHEMA = Schema("trained model", 1, Described)
 _files = functools.partial(manifest.listed_files, schema=_SCHEMA)
 _WHAT, _REMEDY = "a trained model", "remove it to train from the start"
@@ -147,12 +148,13 @@ def read_sentences(corpus: ParquetCorpus, *, batch_size: int) -> list[str]:
     Equal ones share their memory. Others may take 100 times the size of the files, or 1 GiB.
     """
     known, texts, size = dict[str, str](), list[str](), 0
+    packed = sum(file.packed for file in corpus.files)
     try:
         for batch in corpus.batches():
             for text in batch.texts if isinstance(batch, TextBatch) else ():
-                size += 0 if text in known else len(text)
+                size += _PLACE_BYTES + (0 if text in known else len(text))
                 texts.append(known.setdefault(text, text))
-            check_expanded(size, sum(file.packed for file in corpus.files))
+            check_expanded(size, packed)
     except LimitError as error:
         raise CorpusError(
             f"the sentences of the corpus are too many or too long: {error}; pass a --limit"

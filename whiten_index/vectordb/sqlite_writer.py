@@ -219,6 +219,7 @@ class SqliteWriter(FileWriter):
         with self._transaction():
             if held is None or self._has_lease(held):
                 self._drop(self._find(pending=True))
+        with self._transaction():
             if (published := self._find(pending=False)) is not None:
                 # Users may have dropped them.
                 for order in self._views(published.name):
