@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from tests.helpers.bad_input import process, succeed
-from tests.objects.helpers import OPTIONS, SHARDS, build, corpus_file, hits
+from tests.objects.helpers import OPTIONS, SHARDS, build, corpus_file, hits, keys
 from whiten_index import BuildConfig, open_index
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, StorageError
 from whiten_index.pipeline.encode import encode_corpus
+from whiten_index.versions.gc import gc_store
 from whiten_index.versions.retention import list_versions, rollback
 
 pytestmark = pytest.mark.service
@@ -68,11 +69,17 @@ def test_only_files_that_are_opened_are_fetched(s3, bucket, machine, tmp_path, c
     assert list(ThreadPoolExecutor(4).map(hits, [out] * 4)) == [expected] * 4
 
 
+def tags(s3: Any, bucket: str) -> dict[str, str]:
+    return {key: s3.head_object(Bucket=bucket, Key=key)["ETag"] for key in keys(s3, bucket)}
+
+
 def test_the_same_build_on_two_machines_at_once(s3, bucket, machine, tmp_path, monkeypatch):
     """Both make a version of one name, of files that differ: what is published is one of them."""
     from whiten_index.pipeline import build as room
 
-    corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
+    # A file that changed just now is read again, and then noted as read.
+    os.utime(corpus := corpus_file(tmp_path / "c.parquet"), (1e9, 1e9))
+    out = f"s3://{bucket}/index"
     real, second = room.write_files, []
 
     def overtaken(*arguments: Any) -> Any:
@@ -87,10 +94,13 @@ def test_the_same_build_on_two_machines_at_once(s3, bucket, machine, tmp_path, m
     first = build(corpus, out=out)
     # The second one's, whose seconds are other ones.
     assert first.manifest == second[0].manifest
+    before = tags(s3, bucket)
     for name in ("first", "second", "third"):
         machine(name)
         assert dict(open_index(out).bundle.manifest) == first.manifest
-        assert build(corpus, out=out).up_to_date
+        again = build(corpus, out=out)
+        assert (again.up_to_date, again.encoded.counts.encoded) == (True, 0)
+    assert tags(s3, bucket) == before
 
 
 def test_an_upload_that_was_cut_off_shows_nothing(s3, bucket, machine, tmp_path, monkeypatch):
@@ -160,6 +170,7 @@ def test_no_bucket_and_no_server_are_told_at_once(s3, machine, tmp_path, monkeyp
         lambda: encode_corpus(
             BuildConfig(corpus=(corpus,), store="s3://nowhere-at-all/i", **OPTIONS)
         ),
+        lambda: gc_store("s3://nowhere-at-all/i/store"),
     ):
         with pytest.raises(StorageError, match="there is no bucket 'nowhere-at-all'"):
             ask()

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.objects.helpers import SHARDS, build, corpus_file, hits, keys
+from tests.objects.helpers import SHARDS, build, corpus_file, hits, keys, put_corpus
 from whiten_index import PushConfig, QueryTransform, open_index, push_index
 from whiten_index.errors import BusyError, ConfigError, GateError
 from whiten_index.pipeline.update import update_index
@@ -22,11 +22,12 @@ def update(index: str | Path, **options: Any) -> Any:
 
 
 def test_a_night_on_another_machine_is_that_of_a_folder(s3, bucket, machine, tmp_path):
-    corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
+    out = f"s3://{bucket}/a place/index"
+    put_corpus(s3, bucket, "corpus/c.parquet")
     for place in (out, str(tmp_path / "folder")):
-        build(corpus, out=place)
+        build(f"s3://{bucket}/corpus/", out=place)
     assert push_index(PushConfig(index=out, to=str(tmp_path / "before.parquet"))).pushed > 0
-    corpus_file(tmp_path / "c.parquet", shards=SHARDS + 1)
+    put_corpus(s3, bucket, "corpus/c.parquet", shards=SHARDS + 1)
     machine("second")
     done, same = update(out), update(tmp_path / "folder")
     assert done.changes.to_json() == same.changes.to_json()
