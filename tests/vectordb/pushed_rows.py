@@ -113,6 +113,14 @@ class Rows:
         return found
 
 
+def zeros_among(rows: Rows, *places: int) -> Rows:
+    """Return rows of which those at some places have vectors of zeros."""
+    vectors = rows.vectors.copy()
+    vectors[list(places)] = 0
+    column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
+    return replace(rows, table=rows.table.set_column(1, rows.layout.schema.field(1), column))
+
+
 def told_of(told: PushedTable | None) -> PushedTable:
     """Return what is told of a table, which must be there."""
     assert told is not None

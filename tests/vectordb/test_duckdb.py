@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,46 +123,6 @@ def test_a_new_file_is_put_in_its_place_whole(
     assert [each.name for each in file.parent.iterdir()] == [file.name]
 
 
-@pytest.mark.parametrize("index", ["hnsw", "none"])
-def test_nightly_changes_do_not_grow_the_file_for_ever(
-    address: str, file: Path, index: str
-) -> None:
-    rows, options = Rows.make(2000, k=32), {"index": index}
-    with open_writer(address, "docs", options=options) as writer:
-        fill(writer, rows, batch=2000)
-        before = writer.sizes()["index"]
-    first = file.stat().st_size
-    for night in range(6):
-        new = Rows.make(2000, k=32, seed=night + 1)
-        with (
-            open_writer(address, "docs", options=options) as writer,
-            writer.changing(replace(rows.pushed, version=str(night)), rows.layout) as changing,
-        ):
-            changing.upsert(new.take(range(1000)))
-    with open_writer(address, "docs", options=options) as writer:
-        now = pa.concat_tables([new.table.slice(0, 1000), rows.table.slice(1000)])
-        assert_holds(writer, replace(new, table=now))
-        assert abs(writer.sizes()["index"] / max(1, before) - (index == "hnsw")) < 0.1
-    assert file.stat().st_size < 3 * first
-
-
-def test_the_index_is_checked_before_the_swap(writer: DatabaseWriter) -> None:
-    old, new = Rows.make(), Rows.make(2000, k=32, seed=1)
-    fill(writer, old)
-    for swapped in (False, True):
-        writer.begin(new.pushed, new.layout)
-        append(writer, new.batches())
-        writer.finish()
-        found = writer.search(new.vectors[:5], 10, pending=True)
-        assert np.abs(found[:, 0] - 1).max() < 1e-5
-        assert_holds(writer, old)
-        if swapped:
-            writer.swap()
-        else:
-            writer.discard()
-    assert_holds(writer, new)
-
-
 def test_one_process_writes_or_many_read(address: str, writer: DatabaseWriter) -> None:
     rows = Rows.make(50)
     fill(writer, rows)
@@ -198,21 +157,6 @@ def test_conditions_without_the_index(writer: DatabaseWriter, file: Path) -> Non
     assert found == np.argsort(-cosines)[:10].tolist()
 
 
-def test_vectors_of_zeros(writer: DatabaseWriter) -> None:
-    """They come back, and are the last that a search finds."""
-    vectors = Rows.make(50).vectors.copy()
-    vectors[7] = 0
-    whole = Rows.make(50)
-    column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), 12)
-    rows = Rows(whole.table.set_column(1, whole.layout.schema.field(1), column), whole.layout)
-    fill(writer, rows)
-    assert_holds(writer, rows)
-    for exact in (True, False):
-        found = writer.search(vectors[:6], 50, exact=exact)
-        others = np.sort(vectors[:6] @ np.delete(vectors, 7, axis=0).T, axis=1)[:, ::-1]
-        assert np.abs(found[:, :49] - others).max() < 1e-5
-
-
 @pytest.mark.parametrize("made", [
     "CREATE TABLE docs AS SELECT 1", "CREATE VIEW docs AS SELECT 1",
     "CREATE TABLE Docs AS SELECT 1", "CREATE VIEW docs__pending AS SELECT 1",
@@ -230,15 +174,6 @@ def test_what_no_push_made_is_left_alone(address: str, file: Path, made: str) ->
             fill(writer, rows)
     with duckdb.connect(file) as database:
         assert database.execute(f"SELECT one FROM {made.split()[2]}").fetchall() == [(1,)]
-
-
-@pytest.mark.parametrize("text", [b"mine", b"PAR1" * 9, b"SQLite format 3\0" * 9])
-def test_a_file_of_another_format(address: str, file: Path, text: bytes) -> None:
-    file.write_bytes(text)
-    for make in (True, False):
-        with pytest.raises(DatabaseError, match="name another file: this one has another format"):
-            open_writer(address, "docs", make=make)
-    assert file.read_bytes() == text
 
 
 @pytest.mark.parametrize("end", ["", ".wal"])

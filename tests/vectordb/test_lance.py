@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import lancedb
-import numpy as np
 import pyarrow as pa
 import pytest
 from lancedb.index import BTree
@@ -152,26 +151,6 @@ def test_lists_at_which_the_engine_breaks_down(address: str) -> None:
         assert_holds(writer, rows)
 
 
-@pytest.mark.parametrize("metric", ["cosine", "ip"])
-def test_vectors_of_zeros(address: str, metric: str) -> None:
-    """They come back; cosines do not find them, and nothing else is lost by it."""
-    vectors = Rows.make(50).vectors.copy()
-    vectors[7] = 0
-    whole = Rows.make(50, metric=metric)
-    column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), 12)
-    rows = Rows(whole.table.set_column(1, whole.layout.schema.field(1), column), whole.layout)
-    with open_writer(address, "docs") as writer:
-        fill(writer, rows)
-        assert_holds(writer, rows)
-        found = writer.search(vectors[:10], 50, exact=True)
-        there = 49 if metric == "cosine" else 50
-        counts = np.isfinite(found).sum(axis=1).tolist()
-        assert counts == [there] * 7 + [0 if metric == "cosine" else 50] + [there] * 2
-        # By brute force a row of zeros has the score 0.
-        best = rows.best(vectors[:7], 50).sum(axis=1)
-        assert np.abs(np.nansum(found[:7], axis=1) - best).max() < 1e-4
-
-
 HUGE = PushedTable("v", "t", 12, "float32", rows=10**400).text
 
 
@@ -204,23 +183,6 @@ def test_a_table_that_names_code_is_not_written(address: str, folder: Path) -> N
         pytest.raises(DatabaseError, match="names embedding functions of LanceDB"),
     ):
         writer.published()
-
-
-def test_nightly_changes_do_not_grow_the_folder_for_ever(address: str, folder: Path) -> None:
-    def size() -> int:
-        return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-    old = Rows.make(2000, k=64)
-    rng = np.random.default_rng(0)
-    with open_writer(address, "docs", options={"keep_days": "0", "index": "ivf_flat"}) as writer:
-        fill(writer, old)
-        first = size()
-        for night in range(30):
-            new = Rows.make(2000, k=64, seed=night + 1)
-            with writer.changing(replace(old.pushed, version=str(night)), old.layout) as changing:
-                changing.upsert(new.take(rng.choice(2000, 20, replace=False)))
-            assert size() < 3 * first
-        assert writer.count() == 2000
 
 
 def test_a_version_that_a_user_tagged_stays(address: str, folder: Path) -> None:

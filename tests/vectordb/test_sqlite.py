@@ -22,6 +22,7 @@ from tests.vectordb.pushed_rows import (
     fill,
     some_changes,
     told_of,
+    zeros_among,
 )
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.pushed_table import PushedTable
@@ -50,13 +51,6 @@ def user(file: Path) -> Iterator[Any]:
 
 def kept(**more: Any) -> Rows:
     return Rows.make(k=16, n=pa.array(range(300)), lang=pa.array(["en", "de", "fr"] * 100), **more)
-
-
-def zeros_among(rows: Rows, *places: int) -> Rows:
-    vectors = rows.vectors.copy()
-    vectors[list(places)] = 0
-    column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
-    return replace(rows, table=rows.table.set_column(1, rows.layout.schema.field(1), column))
 
 
 def test_users_query_one_view_and_filter_by_the_other(address: str, user: Any) -> None:
@@ -206,41 +200,9 @@ def test_a_file_that_was_vacuumed(address: str, file: Path) -> None:
         assert_finds(writer, rows)
 
 
-def test_nightly_changes_do_not_grow_the_file_for_ever(address: str, file: Path) -> None:
-    rows = Rows.make(2000, k=16)
+def test_vectors_of_zeros_are_in_the_view_of_rows_alone(address: str, user: Any) -> None:
     with open_writer(address, "docs") as writer:
-        fill(writer, rows, batch=2000)
-    first = file.stat().st_size
-    for night in range(16):
-        new = Rows.make(2000, k=16, seed=night + 1)
-        picked = np.random.default_rng(night).choice(2000, 600, replace=False)
-        with (
-            open_writer(address, "docs") as writer,
-            writer.changing(replace(rows.pushed, version=str(night)), rows.layout) as changing,
-        ):
-            changing.upsert(new.take(picked))
-        if night == 7:
-            early = file.stat().st_size
-    assert file.stat().st_size < min(4 * first, 1.1 * early)
-    with open_writer(address, "docs") as writer:
-        assert writer.count() == 2000
-        assert writer.fetch([int(picked[0])], rows.layout) == pa.Table.from_batches(
-            [new.take(picked[:1])]
-        )
-
-
-def test_vectors_of_zeros(address: str, user: Any) -> None:
-    """They come back; searches do not find them, and lose nothing by them."""
-    rows = zeros_among(kept(), 0, 7, 299)
-    with open_writer(address, "docs") as writer:
-        fill(writer, rows)
-        assert_holds(writer, rows)
-        for exact in (True, False):
-            found = writer.search(rows.vectors[1:7], 300, exact=exact)
-            assert np.isfinite(found).sum(axis=1).tolist() == [297] * 6
-            best = rows.best(rows.vectors[1:7], 300)
-            assert np.abs(np.nansum(found, axis=1) - best.sum(axis=1)).max() < 1e-4
-        assert np.isnan(writer.search(rows.vectors[:1], 5)).all()
+        fill(writer, zeros_among(kept(), 0, 7, 299))
     assert user.execute("SELECT count(*) FROM docs").get == 297
     assert user.execute("SELECT count(*) FROM docs_rows").get == 300
 
@@ -408,15 +370,6 @@ def test_triggers_of_others_do_not_run(address: str, file: Path) -> None:
     with open_writer(address, "docs") as writer:
         fill(writer, kept(seed=2))
         assert_holds(writer, kept(seed=2))
-
-
-@pytest.mark.parametrize("text", [b"mine" * 300, b"PAR1" * 300, b"\0" * 8 + b"DUCK" * 300])
-def test_a_file_of_another_format(address: str, file: Path, text: bytes) -> None:
-    file.write_bytes(text)
-    for make in (True, False):
-        with pytest.raises(DatabaseError, match="name another file: this one has another format"):
-            open_writer(address, "docs", make=make)
-    assert file.read_bytes() == text
 
 
 def test_a_file_that_others_write(address: str, file: Path) -> None:

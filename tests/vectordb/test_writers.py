@@ -35,6 +35,7 @@ from tests.vectordb.pushed_rows import (
     pushed_by_child,
     some_changes,
     told_of,
+    zeros_among,
 )
 from whiten_index import (
     BuildConfig,
@@ -50,6 +51,7 @@ from whiten_index.pipeline.update import update_index
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.vectordb.database_writer import DatabaseWriter
 from whiten_index.vectordb.push import differences
+from whiten_index.vectordb.pushed_table import Metric, VectorDtype
 from whiten_index.vectordb.registry import open_writer
 
 ODD_NAME = 'a "quoted" 5% %s na\'me; DROP TABLE docs --'
@@ -286,6 +288,39 @@ def test_few_rows_and_none(writer: DatabaseWriter) -> None:
         assert np.isnan(found[:, size:]).all()
 
 
+def test_vectors_of_zeros(engine: Backend) -> None:
+    """They come back, and a search finds the others as it would without them."""
+    forms: list[tuple[VectorDtype, Metric]] = [("float32", metric) for metric in engine.metrics]
+    forms += [("float16", "cosine")] * engine.halves
+    for dtype, metric in forms:
+        rows = zeros_among(Rows.make(50, dtype=dtype, metric=metric), 7, 49)
+        with engine.open() as writer:
+            fill(writer, rows)
+            assert_holds(writer, rows)
+            for exact in (True, False):
+                with writer.searching(exact=exact) as find:
+                    *hits, none = find(rows.vectors[:8], 50)
+                for query, each in zip(rows.vectors, hits, strict=False):
+                    found = {hit.id: hit.score for hit in each if hit.id not in (7, 49)}
+                    assert len(found) == 48
+                    scores = rows.vectors[list(found)] @ query
+                    lost = 3e-3 if dtype == "float16" else 2e-5
+                    assert np.abs(scores - list(found.values())).max() < lost
+                # By a query of zeros nothing is near.
+                assert all(not hit.score > 0 for hit in none)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("text", [b"mine" * 300, b"PAR1" * 300, b"SQLite format 3\0" * 9])
+def test_a_file_of_another_format(tmp_path: Path, name: str, text: bytes) -> None:
+    file = tmp_path / "docs.db"
+    file.write_bytes(text)
+    for make in (True, False):
+        with pytest.raises(DatabaseError, match="name another file: this one has another format"):
+            open_writer(f"{name}://{file}", "docs", make=make)
+    assert file.read_bytes() == text
+
+
 def test_sizes_and_removal(writer: DatabaseWriter) -> None:
     rows = Rows.make(2000, k=32)
     writer.remove()
@@ -327,8 +362,9 @@ def test_users_see_the_old_rows_and_metadata_until_the_swap(writer: DatabaseWrit
     assert_holds(writer, new, pending=True)
     pending = told_of(writer.pending())
     assert replace(pending, name="", lease="") == replace(new.pushed, done=200)
-    found = writer.search(new.vectors[:2], 3, exact=True, pending=True)
-    assert np.abs(found[:, 0] - 1).max() < 1e-5
+    for exact in (True, False):
+        found = writer.search(new.vectors[:2], 3, exact=exact, pending=True)
+        assert np.abs(found[:, 0] - 1).max() < 1e-5
     writer.swap()
     assert_holds(writer, new)
     assert_finds(writer, new)
@@ -616,6 +652,45 @@ def embedded(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
     folder = tmp_path / "embedded"
     folder.mkdir()
     return BACKENDS[request.param](folder, request)
+
+
+@pytest.mark.parametrize(
+    ("embedded", "nights", "options"),
+    [
+        *((name, 8, {}) for name in FILES),
+        # It removes what is old after some nights.
+        pytest.param(
+            "lancedb", 12, {"keep_days": "0", "index": "ivf_flat"}, marks=pytest.mark.service
+        ),
+    ],
+    indirect=["embedded"],
+)
+def test_nightly_changes_do_not_grow_it_for_ever(
+    embedded: Backend, nights: int, options: dict[str, str]
+) -> None:
+    assert embedded.folder is not None
+    rows, sizes, indexes = Rows.make(2000, k=32), list[int](), list[int]()
+    for night in range(1 + nights):
+        with embedded.open(**options) as writer:
+            if night == 0:
+                fill(writer, rows, batch=2000)
+            else:
+                picked = np.random.default_rng(night).choice(2000, 1000, replace=False)
+                vectors = rows.vectors.copy()
+                vectors[picked] = Rows.make(1000, k=32, seed=night).vectors
+                rows = replace(Rows.of(vectors), version=str(night))
+                with writer.changing(rows.pushed, rows.layout) as changing:
+                    changing.upsert(rows.take(picked))
+            indexes.append(writer.sizes()["index"])
+        files = [path for path in embedded.folder.rglob("*") if path.is_file()]
+        sizes.append(sum(path.stat().st_size for path in files))
+    # If all that was changed were kept, it would be five times as much.
+    assert max(sizes) < 4 * sizes[0]
+    assert sizes[-1] < 1.1 * max(sizes[:4])
+    assert indexes[-1] <= 1.1 * indexes[0]
+    with embedded.open() as writer:
+        assert_holds(writer, rows)
+        assert_finds(writer, rows)
 
 
 @pytest.fixture

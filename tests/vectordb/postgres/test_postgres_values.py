@@ -182,21 +182,6 @@ def test_many_ids_are_fetched_in_several_statements(
         assert_holds(writer, rows)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_vectors_of_zeros_are_not_found(address: str, dtype: str) -> None:
-    rows = Rows.make(8, dtype=dtype)
-    zeros = rows.vectors.copy()
-    zeros[5:] = 0
-    column = pa.FixedSizeListArray.from_arrays(pa.array(zeros.ravel()), zeros.shape[1])
-    table = rows.table.set_column(1, rows.layout.schema.field(1), column)
-    with open_writer(address, "docs") as writer:
-        fill(writer, replace(rows, table=table))
-        found = writer.search(zeros[[0, 7]], 8, exact=True)
-        assert np.isfinite(found[0, :5]).all()
-        assert np.isnan(found[0, 5:]).all()
-        assert np.isnan(found[1]).all()
-
-
 def test_an_id_that_comes_twice_is_named(address: str) -> None:
     rows = Rows.make(200, ids=pa.array([*range(199), 5]))
     with open_writer(address, "docs") as writer:
