@@ -155,6 +155,8 @@ def test_gc_removes_what_nothing_needs_and_nothing_else(place: Indexed) -> None:
     done("prune", place.index, "--keep", 1)
     names = {each.name for each in (place.index / "versions").iterdir()}
     before = checksums(place.work)
+    # What is recent may be of an encode that was interrupted.
+    done("gc", place.store)
     dry = json.loads(done("gc", place.store, "--keep-days", 0, "--dry-run", "--json"))
     assert checksums(place.work) == before
     report = json.loads(done("gc", place.store, "--keep-days", 0, "--json"))
@@ -168,46 +170,6 @@ def test_gc_removes_what_nothing_needs_and_nothing_else(place: Indexed) -> None:
     place.assert_searches(2)
     assert search(place.index, some(20, "query").rows, place.work, "--rerank", 50) == exact
     done("verify", place.index)
-
-
-def test_gc_keeps_what_is_recent_and_what_older_versions_need(place: Indexed) -> None:
-    done("gc", place.store, "--keep-days", 0)
-    done("rollback", place.index, "--to", place.names[0])
-    place.assert_searches(0)
-    queries = some(20, "query").rows
-    plain = search(place.index, queries, place.work)
-    exact = search(place.index, queries, place.work, "--rerank", 300)
-    for one, other in zip(plain, exact, strict=True):
-        assert [score for _, score in one] == pytest.approx([score for _, score in other], abs=1e-5)
-    # Some of the rows may be of an encode that was interrupted.
-    done("prune", place.index, "--keep", 1)
-    before = checksums(place.store)
-    done("gc", place.store)
-    assert set(checksums(place.store)) == set(before)
-
-
-def test_gc_waits_for_an_index_that_was_moved_to_be_named(tmp_path: Path) -> None:
-    rows, store = some(300), tmp_path / "store"
-    build(write_corpus(tmp_path / "corpus", rows), tmp_path / "old", "--store", store)
-    # Another corpus in the same store, by which what the first needs is no corpus' any more.
-    write_corpus(tmp_path / "corpus", some(100, "other"))
-    build(tmp_path / "corpus", tmp_path / "other", "--store", store)
-    (tmp_path / "old").rename(tmp_path / "new")
-    before = checksums(store)
-    assert "old" in refused(5, "gc", store, "--keep-days", 0)
-    assert checksums(store) == before
-    moved = ("--index", tmp_path / "new", "--forget", tmp_path / "old")
-    done("gc", store, "--keep-days", 0, *moved)
-    queries = some(20, "query").rows
-    exact = search(tmp_path / "new", queries, tmp_path, "--rerank", 50, "--store", store)
-    for hits, again in zip(search(tmp_path / "new", queries, tmp_path), exact, strict=True):
-        assert [each for each, _ in hits] == [each for each, _ in again]
-    # Once it is gone for good, so are its rows.
-    (tmp_path / "new").rename(tmp_path / "gone")
-    forgotten = ("gc", store, "--keep-days", 0, "--forget", tmp_path / "new", "--json")
-    assert json.loads(done(*forgotten))["bytes"] > 0
-    assert_searches(tmp_path / "other", some(100, "other"), tmp_path)
-    done("verify", tmp_path / "other")
 
 
 @pytest.mark.parametrize("folder", ["versions", "index"])

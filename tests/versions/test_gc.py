@@ -1,11 +1,13 @@
 """gc: what nothing needs goes, what anything needs stays, and dying on the way does no harm."""
 
 import functools
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.helpers.bad_input import succeed
 from tests.helpers.builds import build, random_rows, write_rows
 from tests.versions.upkeep import (
     World,
@@ -160,8 +162,9 @@ def test_another_index_at_the_place_of_one_that_is_not_mounted_stops_it(tmp_path
     assert segment_folders(world) == before
     if copied_id:
         return
-    named = {"indexes": [tmp_path / "unmounted"], "forget": [index]}
-    assert gc_store(world.place, keep_days=0, **named).segments == 0
+    named = ("--index", tmp_path / "unmounted", "--forget", index)
+    report = json.loads(succeed("gc", world.place, "--keep-days", 0, *named, "--json"))
+    assert report["segments"] == 0
     assert sorted(registered(world)) == [index, tmp_path / "unmounted"]
     with pytest.raises(ConfigError, match=f"index {index} is there"):
         gc_store(world.place, forget=[index])
