@@ -1,7 +1,6 @@
 """Training: what comes out loads elsewhere, and an interruption changes nothing."""
 
 import contextlib
-import csv
 import json
 import time
 from pathlib import Path
@@ -13,17 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
-from tokenizers import BertWordPieceTokenizer
-from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
+from transformers import AutoModel, AutoTokenizer
 
 import whiten_index
 from tests.acceptance.commands import done, start
 from tests.acceptance.truth import unit
 
-WORDS = (
-    "the", "a", "of", "on", "and", "cat", "dog", "bird", "fish", "king", "queen", "river", "house",
-    "sat", "ran", "flew", "swam", "sings", "reads", "red", "blue", "small", "old", "cold", "warm",
-)  # fmt: skip
 STEPS = 60
 
 
@@ -33,41 +27,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def tiny(folder: Path) -> Path:
-    """A random BERT of 32 dims and two layers."""
-    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=BertWordPieceTokenizer(
-            vocab={token: number for number, token in enumerate(tokens)}, lowercase=True
-        ),
-        model_max_length=32,
-        pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
-        mask_token="[MASK]",
-    )  # fmt: skip
-    tokenizer.save_pretrained(folder / "tiny")
-    config = BertConfig(
-        vocab_size=len(tokens), hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-        intermediate_size=64, max_position_embeddings=32, initializer_range=0.3,
-    )  # fmt: skip
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        BertModel(config).save_pretrained(folder / "tiny")
-    return folder / "tiny"
-
-
-@pytest.fixture(scope="module")
-def sentences(folder: Path) -> Path:
+def sentences(folder: Path, tiny_words: tuple[str, ...]) -> Path:
     rng = np.random.default_rng(0)
-    texts = [" ".join(rng.choice(WORDS, size=rng.integers(4, 12))) for _ in range(256)]
+    texts = [" ".join(rng.choice(tiny_words, size=rng.integers(4, 12))) for _ in range(256)]
     path = folder / "sentences.parquet"
     pq.write_table(pa.table({"text": texts}), path)
     return path
 
 
 @pytest.fixture(scope="module")
-def options(tiny: Path, sentences: Path) -> tuple[object, ...]:
+def options(tiny_model: Path, sentences: Path) -> tuple[object, ...]:
     return (
-        sentences, "--model", tiny, "--pooling", "mean", "--batch-size", 16, "--groups", 4,
+        sentences, "--model", tiny_model, "--pooling", "mean", "--batch-size", 16, "--groups", 4,
         "--positives", 1, "--learning-rate", 0.001, "--max-steps", STEPS, "--epochs", 9,
         "--device", "cpu", "--save-steps", 5,
     )  # fmt: skip
@@ -166,26 +137,3 @@ def test_a_trained_model_builds_an_index(trained: Path, sentences: Path, tmp_pat
     assert hits[0].columns["text"] == texts[7]
     scores = np.sort(rows @ rows[7])[::-1][:5]
     assert [hit.score for hit in hits] == pytest.approx(scores.tolist(), abs=1e-4)
-
-
-def test_the_dev_split_is_measured_and_told_by_step(
-    options: tuple[object, ...], tmp_path: Path
-) -> None:
-    rng = np.random.default_rng(2)
-    rows: list[dict[str, Any]] = [
-        {
-            "dataset": "STSB", "subset": "STSB", "split": "dev", "score": float(rng.integers(0, 6)),
-            "sentence1": " ".join(rng.choice(WORDS, size=6)),
-            "sentence2": " ".join(rng.choice(WORDS, size=6)),
-        }
-        for _ in range(40)
-    ]  # fmt: skip
-    dev = tmp_path / "dev.parquet"
-    pq.write_table(pa.Table.from_pylist(rows), dev)
-    out = tmp_path / "model"
-    arguments = (*options, "--max-steps", 6, "--eval-steps", 2, "--dev", dev)
-    told = json.loads(done("train", *arguments, "--out", out, "--json"))
-    with (out / "curves.csv").open(newline="") as file:
-        curves = list(csv.DictReader(file))
-    assert {2, 4, 6} <= {int(row["step"]) for row in curves}
-    assert np.isfinite([told["stsb_dev_before"], told["stsb_dev"]]).all()
