@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
@@ -141,6 +140,16 @@ def test_sizes_that_a_configuration_claims_are_not_allocated(tmp_path, name):
         load(folder)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_attention_would_hide_are_refused(folder, value):
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    weights["encoder.layer.1.attention.self.key.weight"][0, 0] = value
+    save_file({name: each.clone() for name, each in weights.items()}, path, {"format": "pt"})
+    with pytest.raises(EncoderError, match="has weights that are not finite"):
+        load(folder)
+
+
 def test_weights_that_are_links_count_as_the_hubs_cache_has_them(folder, tmp_path, monkeypatch):
     (folder / "model.safetensors").rename(tmp_path / "blob")
     (folder / "model.safetensors").symlink_to(tmp_path / "blob")
@@ -181,7 +190,7 @@ def test_weights_in_the_cache_of_the_hub_are_those_of_the_hub(folder, tmp_path):
 
 def test_a_model_that_gives_nan_is_an_error(folder):
     weights = load_file(folder / "model.safetensors")
-    weights["embeddings.LayerNorm.bias"].fill_(torch.nan)
+    weights["embeddings.LayerNorm.bias"].fill_(3e38)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(EncoderError, match=r"gives NaN or infinity for 'the cat'; use another"):
         load(folder).encode(["the cat"])

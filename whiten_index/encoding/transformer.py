@@ -67,6 +67,9 @@ def load_transformer(
         with torch.inference_mode():
             # A wrong value of the configuration may be noticed no sooner.
             encoder(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=device))
+    if not all(tensor.isfinite().all() for tensor in encoder.parameters()):
+        # Attention may turn NaN into finite numbers.
+        raise EncoderError(f"{spec.model} has weights that are not finite; use another model")
     # Poolers are left out of many checkpoints and never used here.
     missing = sorted(key for key in loading["missing_keys"] if "pooler" not in key)
     if missing:

@@ -123,8 +123,6 @@ def contrastive_model(
     folder.require_unchanged()
     if tokenizer.pad_token_id is None:
         raise EncoderError(f"the tokenizer of {spec.model} has no padding, which batches need")
-    if not all(tensor.isfinite().all() for tensor in encoder.state_dict().values()):
-        raise EncoderError(f"{spec.model} has weights that are not finite; take another model")
     if not (whitening and whitening.shuffles) and not _drops(encoder):
         raise EncoderError(
             f"{spec.model} has no dropout, so that all views of a sentence are the same; set one "
