@@ -30,7 +30,12 @@ POSTGRES = {
     "hnsw": {}, "halfvec": {"code": "halfvec"}, "bit": {"code": "bit"},
     "lists of bits": {"index": "ivfflat", "code": "bit", "lists": "20"},
     "lists": {"index": "ivfflat", "lists": "20"},
+    "small graph": {"m": "8", "ef_construction": "32", "max_parallel_maintenance_workers": "0"},
 }  # fmt: skip
+MILVUS = (
+    {"index": "flat"}, {"index": "hnsw", "m": "8", "ef_construction": "50"},
+    {"index": "hnsw_sq"}, {"index": "ivf_flat", "nlist": "8"}, {"index": "ivf_sq8"},
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +90,11 @@ def test_postgresql(address: str, rows: Rows, name: str, dtype: str) -> None:
         asked = order.replace(":query", vector)
         explained = "\n".join(row[0] for row in connection.execute(f"EXPLAIN {asked}").fetchall())
         assert "docs_vector_idx" in explained
+        (definition,) = connection.execute(
+            "SELECT indexdef FROM pg_indexes WHERE indexname = 'docs_vector_idx'"
+        ).fetchone()
+        for built in given.keys() & {"m", "ef_construction", "lists"}:
+            assert f"{built}='{given[built]}'" in definition
         got = [1 - distance for _, distance in connection.execute(asked).fetchall()]
     assert np.allclose(got, found[0], atol=1e-3)
 
@@ -200,10 +210,10 @@ def test_lancedb(tmp_path: Path, rows: Rows, name: str) -> None:
 
 
 @pytest.mark.service
-@pytest.mark.parametrize("index", ["hnsw", "hnsw_sq", "ivf_flat", "ivf_sq8"])
-def test_milvus_lite(tmp_path: Path, rows: Rows, index: str) -> None:
-    address, options = f"milvus://{tmp_path}/m.db", MilvusOptions.parse({"index": index})
-    with open_writer(address, "docs", options={"index": index}) as writer:
+@pytest.mark.parametrize("given", MILVUS, ids=lambda given: given["index"])
+def test_milvus_lite(tmp_path: Path, rows: Rows, given: dict[str, str]) -> None:
+    address, options = f"milvus://{tmp_path}/m.db", MilvusOptions.parse(given)
+    with open_writer(address, "docs", options=given) as writer:
         fill(writer, rows)
         assert_finds(writer, rows)
         assert recall(writer, rows) >= 0.8
@@ -211,6 +221,11 @@ def test_milvus_lite(tmp_path: Path, rows: Rows, index: str) -> None:
         from pymilvus import MilvusClient
 
         client = MilvusClient(str(tmp_path / "m.db"))
+        made = client.describe_index("docs", "vector")
+        assert made["index_type"] == given["index"].upper()
+        built = {"m": "M", "ef_construction": "efConstruction", "nlist": "nlist"}
+        for name in built.keys() & given.keys():
+            assert str(made["params"][built[name]]) == given[name]
         names = {"client": client, "vector": rows.vectors[0]}
         got = eval(options.query("docs", rows.pushed), names)
         client.close()

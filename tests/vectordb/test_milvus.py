@@ -86,27 +86,6 @@ def test_long_ids(writer: DatabaseWriter) -> None:
     assert_holds(writer, rows)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"index": "flat"},
-        {"index": "ivf_flat", "nlist": "8"},
-        {"index": "hnsw", "m": "8", "ef_construction": "50"},
-    ],
-)
-def test_indexes(file: Path, client: MilvusClient, options: dict[str, str]) -> None:
-    rows = Rows.make()
-    with open_writer(f"milvus://{file}", "docs", options=options) as writer:
-        fill(writer, rows)
-        found = client.describe_index("docs", "vector")
-        assert found["index_type"] == options["index"].upper()
-        built = {"m": "M", "ef_construction": "efConstruction", "nlist": "nlist"}
-        for name in built.keys() & options.keys():
-            assert str(found["params"][built[name]]) == options[name]
-        assert_finds(writer, rows)
-        assert_finds(writer, rows, exact=False)
-
-
 def test_large_rows_are_sent_in_parts(
     writer: DatabaseWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

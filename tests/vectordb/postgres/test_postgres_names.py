@@ -1,7 +1,5 @@
 """Names of tables and options of their indexes, in PostgreSQL."""
 
-import re
-
 import pyarrow as pa
 import pytest
 
@@ -66,26 +64,6 @@ def test_the_longest_name(address: str, run: Run) -> None:
     assert found == [(f"{name}_pkey",), (f"{name}_vector_idx",)]
     with pytest.raises(ConfigError, match="1 to 52 bytes"):
         open_writer(address, "é" * 26 + "a")
-
-
-@pytest.mark.parametrize(
-    ("options", "index"),
-    [
-        ({"m": "8", "ef_construction": "32", "maintenance_work_mem": "32MB",
-          "max_parallel_maintenance_workers": "0"}, "hnsw.*m='8', ef_construction='32'"),
-        ({"index": "ivfflat", "lists": "5"}, "ivfflat.*lists='5'"),
-        ({"index": "none"}, None),
-    ],
-)  # fmt: skip
-def test_indexes(address: str, run: Run, options: dict[str, str], index: str | None) -> None:
-    rows = Rows.make(1000)
-    with open_writer(address, "docs", options=options) as writer:
-        fill(writer, rows)
-        assert_finds(writer, rows, exact=False, least=0.7)
-        assert_finds(writer, rows)
-    found = run("SELECT indexdef FROM pg_indexes WHERE indexname = 'docs_vector_idx'")
-    assert len(found) == (index is not None)
-    assert index is None or re.search(index, found[0][0])
 
 
 @pytest.mark.parametrize(
