@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import itertools
 import os
 import random
 import signal
@@ -277,6 +278,19 @@ def test_an_answer_of_another_shape_is_none(
     monkeypatch.setattr("whiten_index.encoding.endpoint._TRIES", 2)
     monkeypatch.setattr(server, "answer", answer)
     with pytest.raises(EncoderError, match="cannot be asked"):
+        load_encoder(MODEL, base_url=server.url)
+
+
+def test_answers_of_two_widths_are_none(
+    server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, asked_for = server.answer, itertools.count(8)
+
+    def answer(asked: dict[str, Any]) -> tuple[int, Any]:
+        return whole({**asked, "dimensions": next(asked_for)})
+
+    monkeypatch.setattr(server, "answer", answer)
+    with pytest.raises(EncoderError, match=r"gives embeddings of \[8, 9.*\] dims by turns"):
         load_encoder(MODEL, base_url=server.url)
 
 

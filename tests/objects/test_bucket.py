@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import obstore
 import pytest
 
 from tests.helpers.bad_input import process, run
@@ -62,6 +63,33 @@ def test_put_where_there_is_none(bucket: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("obstore.put", Mock(side_effect=gone))
     with pytest.raises(StorageError, match="NoSuchUpload"):
         there.upload("a", Path(__file__))
+
+
+@pytest.mark.parametrize("kind", ["AlreadyExistsError", "PreconditionError", "NotFoundError"])
+def test_a_put_that_is_refused_without_a_reason(
+    bucket: str, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """S3 answers so while two puts meet, of which the other may fail."""
+    put, there = obstore.put, Bucket(f"s3://{bucket}/p")
+    refusal = getattr(importlib.import_module("obstore.exceptions"), kind)(
+        "<Code>ConditionalRequestConflict</Code>"
+    )
+    refused = Mock(side_effect=[refusal, refusal, refusal])
+    for over in (None, {}):
+        monkeypatch.setattr("obstore.put", refused)
+        with pytest.raises(StorageError, match="ConditionalRequestConflict"):
+            there.put("a", b"first", over=over)
+        refused.side_effect = [refusal, refusal, refusal]
+    asked = iter([refusal, refusal])
+
+    def late(*given: Any, **options: Any) -> Any:
+        for each in asked:
+            raise each
+        return put(*given, **options)
+
+    monkeypatch.setattr("obstore.put", late)
+    there.put("a", b"first", over=None)
+    assert (there.get("a") or [b""])[0] == b"first"
 
 
 def test_keys_that_the_server_does_not_know(bucket: str, guarded: None) -> None:

@@ -8,9 +8,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+import obstore
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from obstore.exceptions import AlreadyExistsError
 
 from tests.helpers.bad_input import night, process, run, succeed
 from tests.objects.helpers import build, corpus_table, hits, keys
@@ -65,6 +67,26 @@ def age(bucket: str, minutes: float = 11, *, of: str = "/.marks/") -> None:
 
 def marks(s3: Any, bucket: str) -> list[str]:
     return [key for key in keys(s3, bucket) if "/.marks/" in key]
+
+
+def test_compact_removes_nothing_whose_copy_the_server_refuses(s3, bucket, machine, tmp_path):
+    out, put = f"s3://{bucket}/index", obstore.put
+    nights(tmp_path, out)
+    machine("second")
+    before, refused = store_keys(s3, bucket), AlreadyExistsError("<Code>Conflict</Code>")
+
+    def refusing(client: Any, key: str, *given: Any, **options: Any) -> Any:
+        if "/segments/" in key and key.endswith("/manifest.json"):
+            raise refused
+        return put(client, key, *given, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(obstore, "put", refusing)
+        status, _, said = run("compact", out)
+    assert (status, "cannot put" in said) == (7, True), said
+    assert set(before) <= set(store_keys(s3, bucket))
+    succeed("compact", out)
+    succeed("verify", out)
 
 
 def test_they_do_what_they_do_in_a_folder(s3, bucket, machine, tmp_path):

@@ -213,6 +213,8 @@ class BucketStorage(Storage):
             self.look_again()
             self._remove_copy(path)
             self.fetch(path)
+            if not exists(path / MANIFEST):
+                raise self._changed() from None
         self._dropped.discard(key)
 
     @override
@@ -221,11 +223,14 @@ class BucketStorage(Storage):
         try:
             self._bucket.put(key, data, over=tag)
         except ChangedError as error:
-            raise BusyError(
-                f"{self.uri} was changed by another command meanwhile, and what that did stays; "
-                "run the same command again, which is quick, as what was encoded is kept"
-            ) from error
+            raise self._changed() from error
         replace_file(path, data)
+
+    def _changed(self) -> BusyError:
+        return BusyError(
+            f"{self.uri} was changed by another command meanwhile, and what that did stays; run "
+            "the same command again, which is quick, as what was encoded is kept"
+        )
 
     @override
     def drop(self, path: Path) -> None:

@@ -10,6 +10,7 @@ import importlib
 import math
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -61,6 +62,7 @@ _REASONS: dict[str, tuple[str, ...]] = {
 # E-tag and, if the server has them, version of an object as it was read.
 Tag = Mapping[str, Any]
 ANY: Tag = {}
+_PUTS, _PAUSE = 3, 0.5  # how often a put is tried that is refused without a reason; seconds
 
 
 class Stat(NamedTuple):
@@ -119,20 +121,28 @@ class Bucket:
 
         Raises:
             ChangedError: the object there is another, or gone.
+            StorageError: the server does not take it, although what is there is as required.
         """
         mode: Any = "create" if over is None else dict(over) or "overwrite"
-        try:
-            with self._translated("put", key):
-                made = self._obstore.put(
-                    self._quick, self._key(key), data, mode=mode, use_multipart=False
-                )
-                return _stat(len(data), made)
-        except (ChangedError, _MissingError) as error:
-            # The answer to a put that came through may have been lost, and the put tried again.
-            found = self.get(key)
-            if found is None or found[0] != data:
-                raise ChangedError(key) from error
-            return _stat(len(data), found[1])
+        refusal = Exception()
+        for number in range(_PUTS):
+            time.sleep(number * _PAUSE)
+            try:
+                with self._translated("put", key):
+                    made = self._obstore.put(
+                        self._quick, self._key(key), data, mode=mode, use_multipart=False
+                    )
+                    return _stat(len(data), made)
+            except (ChangedError, _MissingError) as error:
+                refusal = error
+                found = self.get(key)
+                # The answer to a put that came through may have been lost, and the put tried again.
+                if found is not None and found[0] == data:
+                    return _stat(len(data), found[1])
+                # S3 also refuses a put during another one that then fails.
+                if over != ANY and over != (None if found is None else found[1]):
+                    raise ChangedError(key) from error
+        raise self._failure("put", f"{self.uri}/{key}", f"{refusal.__cause__}") from refusal
 
     def upload(self, key: str, path: Path) -> Stat:
         """Put a file, in parts if it is large, and return its size and e-tag."""

@@ -276,6 +276,11 @@ def _asked(options: tuple[tuple[str, Any], ...], _key: int, _session: int) -> Re
     endpoint = Endpoint(config)
     # Few take less than six texts together.
     answers = [endpoint.ask(some, queries=False) for some in blocks(CANARY, 6)]
+    if len(widths := {each.shape[1] for each, _, _ in answers}) > 1:
+        raise EncoderError(
+            f"{config.model} at {endpoint.url} gives embeddings of {sorted(widths)} dims by turns; "
+            "ask its operator for one model"
+        )
     found, served = np.concatenate([each for each, _, _ in answers]), answers[0][2]
     if config.dimensions not in (None, found.shape[1]):
         raise EncoderError(
