@@ -11,7 +11,6 @@ import pytest
 
 from tests.helpers import updates
 from tests.helpers.updates import (
-    DIM,
     Place,
     assert_equals_fresh,
     assert_holds,
@@ -106,22 +105,6 @@ def test_an_update_that_keeps_leaves_codes_and_transform_as_they_were(
     # Codes may be of vectors that are turned, which leaves their products as they are.
     assert np.abs(kept @ kept.T - vectors @ vectors.T).max() < bound
     assert inner.ntotal == len(now)
-
-
-def test_the_transform_is_fitted_again_where_the_corpus_is_another(place: Place) -> None:
-    """And kept where it is a sample of the same."""
-    place.change()
-    report = place.update()
-    assert report.update["decision"]["whitening"] == "keep"
-    assert report.update["drift"]["kl_per_dim"] < 0.01
-    rng = np.random.default_rng(0)
-    others = {i: (rng.standard_normal(DIM).astype(np.float32) * 9, 1) for i in range(5000, 5200)}
-    place.files = {**place.files, "c.parquet": others}
-    place.write()
-    report = place.update()
-    assert report.update["decision"]["whitening"] == "refit"
-    assert report.update["drift"]["kl_per_dim"] > 0.01
-    assert_equals_fresh(place.out, place.fresh().out)
 
 
 def test_an_index_of_another_kind_is_made_where_so_many_rows_need_it(tmp_path: Path) -> None:

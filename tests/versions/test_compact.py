@@ -92,25 +92,6 @@ def stored_rows(world: World) -> int:
     return sum(len(tensors.map_tensor(path, "embeddings", remedy="")) for path in files)
 
 
-def test_nothing_changes_whatever_the_history(tmp_path):
-    rng = np.random.default_rng(1)
-    world = new_world(tmp_path, *rng.integers(1, 90, size=4).tolist())
-    for _ in range(12):
-        world.change(rng, share=float(rng.choice([0.02, 0.2, 0.7])))
-        if rng.random() < 0.2:
-            world.corpora["news"].append(world.numbers(int(rng.integers(1, 30))))
-        world.encode()
-        before = reads(world)
-        if rng.random() < 0.5:
-            compact(world)
-            assert_reads_the_same(before, reads(world))
-        if rng.random() < 0.5:
-            gc_store(world.place, keep_days=0)
-        world.assert_intact()
-    assert world.encode().counts.encoded == 0
-    assert verify_store(world.place).damages == ()
-
-
 def test_it_may_die_anywhere(tmp_path, monkeypatch):
     world = new_world(tmp_path / "a", *[8] * 3, 20)
     compact(world)

@@ -38,6 +38,8 @@ def test_versions_that_are_kept_read_as_when_they_were_made(tmp_path):
     index, kept = tmp_path / "index", {}
     for night in range(1, 11):
         world.change(rng, share=float(rng.choice([0.02, 0.2, 0.6])))
+        if rng.random() < 0.2:
+            world.corpora["news"].append(world.numbers(int(rng.integers(1, 30))))
         world.encode()
         record, truth = world.records[-1]
         kept[add_version(world, index, record, night)] = record, truth
@@ -46,12 +48,15 @@ def test_versions_that_are_kept_read_as_when_they_were_made(tmp_path):
             del kept[gone]
             remove_folder(gone)
         if rng.random() < 0.4:
-            compact_store(world.place, segment_rows=int(rng.choice([20, 40, 100])))
+            rows = int(rng.choice([20, 40, 100]))
+            compact_store(world.place, segment_rows=rows)
+            assert compact_store(world.place, segment_rows=rows).written == 0
         if rng.random() < 0.6:
             gc_store(world.place, keep_days=0)
         world.assert_intact()
         for record, truth in kept.values():
             assert_reads(world.store, record, truth)
+    assert world.encode().counts.encoded == 0
     assert verify_store(world.place).damages == ()
 
 
