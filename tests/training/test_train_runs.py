@@ -1,28 +1,38 @@
 """A training from sentences to a folder: what it comes to, and how that is used."""
 
 import csv
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.helpers.bad_input import succeed
 from tests.training.helpers import weights
 from whiten_index.training.train import train_encoder
 
 
-def test_the_loss_falls_and_curves_tell_it(config: Any, pairs: Path) -> None:
-    report = train_encoder(config(max_steps=40, eval_steps=10, save_steps=20), pairs=pairs)
-    with (report.out / "curves.csv").open() as file:
+def test_the_loss_falls_and_curves_tell_it(
+    corpus: Path, tiny_model: Path, pairs: Path, tmp_path: Path
+) -> None:
+    told = json.loads(
+        succeed(
+            "train", corpus, "--model", tiny_model, "--groups", 8, "--batch-size", 16,
+            "--learning-rate", 0.001, "--max-steps", 40, "--eval-steps", 10, "--save-steps", 20,
+            "--device", "cpu", "--dev", pairs, "--out", tmp_path / "model", "--json",
+        )
+    )  # fmt: skip
+    with (tmp_path / "model" / "curves.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [int(row["step"]) for row in rows] == [0, 1, 10, 20, 30, 40]
     losses = [float(row["loss"]) for row in rows[1:]]
     assert losses[-1] < 0.9 * losses[0]
     scores = {int(row["step"]): float(row["stsb_dev"]) for row in rows if row["step"] != "1"}
-    best = report.facts["best_step"]
+    best = told["best_step"]
     assert scores[best] == max(scores[step] for step in (10, 20, 30, 40))
-    assert report.facts["stsb_dev"] == pytest.approx(scores[best])
-    assert report.facts["stsb_dev_before"] == pytest.approx(scores[0])
+    assert told["stsb_dev"] == pytest.approx(scores[best])
+    assert told["stsb_dev_before"] == pytest.approx(scores[0])
 
 
 @pytest.fixture(scope="module")
