@@ -39,7 +39,7 @@ def peak_rss_mb() -> float:
         # Unlike ru_maxrss this is not inherited from the process that started this one.
         (line,) = (row for row in status.read_text().splitlines() if row.startswith("VmHWM"))
         return int(line.split()[1]) / 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)  # bytes on macOS
 
 
 def measure(

@@ -5,7 +5,6 @@ were it kept, is above the bound.
 """
 
 import json
-import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+from benchmarks.memory import peak_rss_mb
+from tests.helpers.bad_input import run_python
+from whiten_index import BuildConfig, Whitening, encode_corpus
 
 pytestmark = pytest.mark.slow
 
@@ -24,30 +27,13 @@ DIM = 384  # 60,000 rows more are 92 MB more
 
 def child(config_json: str) -> None:
     """Encode and fit, and print the peak resident size."""
-    from whiten_index import BuildConfig, Whitening, encode_corpus
-
     report = encode_corpus(BuildConfig(**json.loads(config_json)))
     Whitening.fit(report.store.total_moments(report.record.distinct_parts))
-    print(json.dumps({"rows": report.record.rows, "peak_mb": own_peak_mb()}))
-
-
-def own_peak_mb() -> float:
-    """Return the peak resident megabytes of this process since its program was loaded.
-
-    On Linux ``ru_maxrss`` starts from the size of the process that started this one, which would
-    hide a child smaller than pytest; VmHWM does not.
-    """
-    status = Path("/proc/self/status")
-    if status.exists():
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        return int(line.split()[1]) / 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
+    print(json.dumps({"rows": report.record.rows, "peak_mb": peak_rss_mb()}))
 
 
 def peak_mb(config: dict[str, Any]) -> tuple[int, float]:
     """Return the rows encoded and the peak of a fresh process."""
-    from tests.helpers.bad_input import run_python
-
     alone = json.dumps({**config, "threads": 1, "device": "cpu"})
     # How many arenas malloc makes depends on the luck of the threads, not on the rows.
     found = json.loads(run_python(__file__, alone, MALLOC_ARENA_MAX="2").splitlines()[-1])
