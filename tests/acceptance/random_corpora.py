@@ -4,16 +4,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from tests.acceptance.commands import done
 from tests.acceptance.truth import nearest
+from tests.acceptance.vectors import Vectors, search
 
-COLUMNS = ("--embedding-column", "embedding", "--id-column", "id")
 LANGUAGES = ("en", "de", "fr")
 
 
@@ -28,10 +24,6 @@ class RandomCorpus:
     @property
     def corpus(self) -> Path:
         return self.folder / "corpus.parquet"
-
-    @property
-    def queries(self) -> Path:
-        return self.folder / "queries.parquet"
 
     @property
     def ids(self) -> list[str]:
@@ -54,20 +46,9 @@ def make_corpus(
     turn = np.linalg.qr(rng.normal(size=(dim, dim)))[0]
     rows = rng.normal(size=(count + asked, dim)) * np.geomspace(3, 0.3, dim) @ turn
     rows = (rows + rng.normal(size=dim)).astype(np.float32)
-    folder.mkdir(parents=True, exist_ok=True)
     made = RandomCorpus(folder, rows[:count], rows[count:])
-    write_rows(made.corpus, made.ids, made.rows, year=made.years, lang=made.languages)
-    write_rows(made.queries, [f"q{i}" for i in range(asked)], made.questions)
+    Vectors(made.ids, made.rows).write(made.corpus, year=made.years, lang=made.languages)
     return made
-
-
-def write_rows(path: Path, ids: Sequence[str], rows: np.ndarray, **columns: Any) -> Path:
-    """Write a Parquet file of ids, embeddings and other columns."""
-    embedding = pa.FixedSizeListArray.from_arrays(
-        pa.array(rows.astype(np.float32).ravel()), rows.shape[1]
-    )
-    pq.write_table(pa.table({"id": list(ids), **columns, "embedding": embedding}), path)
-    return path
 
 
 def version_folder(index: Path) -> Path:
@@ -89,12 +70,7 @@ def search_queries(
     index: Path, corpus: RandomCorpus, *options: object, top_k: int = 10
 ) -> list[list[tuple[str, float]]]:
     """Search for the queries by the command line, and return the hits of each."""
-    run = index.parent / f"{index.name}.trec"
-    done(
-        "search", index, "--queries", corpus.queries, *COLUMNS, "--top-k", top_k, "--run", run,
-        *options,
-    )  # fmt: skip
-    return list(read_trec(run).values())
+    return search(index, corpus.questions, index.parent, *options, top_k=top_k)
 
 
 def recall(

@@ -15,7 +15,6 @@ from transformers import AutoModel, AutoTokenizer
 import whiten_index
 from tests.acceptance.commands import done
 from tests.acceptance.random_corpora import (
-    COLUMNS,
     RandomCorpus,
     make_corpus,
     recall,
@@ -31,6 +30,7 @@ from tests.acceptance.truth import (
     unit,
     whitening,
 )
+from tests.acceptance.vectors import COLUMNS
 
 DIM = 32
 Truth = Callable[[np.ndarray], np.ndarray]

@@ -12,8 +12,9 @@ from safetensors.numpy import load_file
 import pipelines.build_index
 import whiten_index
 from tests.acceptance.commands import done, refused
-from tests.acceptance.random_corpora import COLUMNS, RandomCorpus, make_corpus, version_folder
+from tests.acceptance.random_corpora import RandomCorpus, make_corpus, version_folder
 from tests.acceptance.truth import MAX_LENGTH, SciFact, encode, unit
+from tests.acceptance.vectors import COLUMNS
 
 K = 6
 FILES = ("index.faiss", "documents.arrow", "whitening.safetensors")

@@ -10,7 +10,6 @@ import pytest
 import whiten_index
 from tests.acceptance.commands import done, refused, run
 from tests.acceptance.random_corpora import (
-    COLUMNS,
     RandomCorpus,
     make_corpus,
     read_trec,
@@ -18,6 +17,7 @@ from tests.acceptance.random_corpora import (
     search_queries,
 )
 from tests.acceptance.truth import MAX_LENGTH, SciFact, nearest, unit, whitening
+from tests.acceptance.vectors import COLUMNS, Vectors
 
 K = 12
 
@@ -126,9 +126,12 @@ def test_a_file_of_embeddings_becomes_a_run(
 def test_runs_hold_the_same_in_every_format(
     exact: Path, corpus: RandomCorpus, tmp_path: Path
 ) -> None:
+    asked = Vectors([f"q{i}" for i in range(len(corpus.questions))], corpus.questions)
+    queries = asked.write(tmp_path / "queries.parquet")
+
     def path(ending: str) -> Path:
         made = tmp_path / f"run.{ending}"
-        done("search", exact, "--queries", corpus.queries, *COLUMNS, "--top-k", 4, "--run", made)
+        done("search", exact, "--queries", queries, *COLUMNS, "--top-k", 4, "--run", made)
         return made
 
     trec = [

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tests.acceptance.commands import done
-from tests.acceptance.random_corpora import COLUMNS
 from tests.acceptance.truth import MAX_LENGTH, SciFact, ndcg, nearest, whitening
+from tests.acceptance.vectors import COLUMNS
 
 
 def test_judged_points_have_the_quality_of_brute_force(

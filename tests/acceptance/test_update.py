@@ -123,7 +123,7 @@ def test_rows_without_ids_are_named_by_their_places(place: Indexed) -> None:
 def test_a_kept_column_that_changed_is_shown(place: Indexed) -> None:
     titles = place.rows[:200].titles()
     titles[7] = "another title"
-    place.rows[:200].write(place.corpus / "a.parquet", titles=titles)
+    place.rows[:200].write(place.corpus / "a.parquet", title=titles)
     report = json.loads(done("update", place.index, "--json"))
     assert (report["rows"]["document"], report["counts"]["encoded"]) == (1, 0)
     hits = json.loads(done("search", place.index, "--like", "d7", "--json"))["results"][0]["hits"]
@@ -139,7 +139,7 @@ def test_the_changes_are_listed_for_a_copy_elsewhere(place: Indexed) -> None:
     titles = place.rows[200:].titles()
     titles[3] = "another title"
     (place.rows[:4].moved() + place.rows[10:200]).write(place.corpus / "a.parquet")
-    place.rows[200:].write(place.corpus / "b.parquet", titles=titles)
+    place.rows[200:].write(place.corpus / "b.parquet", title=titles)
     some(2, "new").write(place.corpus / "c.parquet")
     done("update", place.index, "--refit", "never")
     path = place.index / "versions" / place.published() / "changes.arrow"

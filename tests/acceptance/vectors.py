@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -70,13 +69,14 @@ class Vectors:
     def titles(self) -> list[str]:
         return [f"title of {each}" for each in self.ids]
 
-    def write(self, path: Path, *, titles: Sequence[str] | None = None) -> Path:
+    def write(self, path: Path, **columns: Any) -> Path:
+        """Write a Parquet file, whose other columns are titles unless others are given."""
         path.parent.mkdir(parents=True, exist_ok=True)
         values = pa.array(self.rows.astype(np.float32).ravel())
         table = pa.table(
             {
                 "id": self.ids,
-                "title": list(titles or self.titles()),
+                **(columns or {"title": self.titles()}),
                 "embedding": pa.FixedSizeListArray.from_arrays(values, self.rows.shape[1]),
             }
         )
