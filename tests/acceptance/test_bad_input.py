@@ -1,10 +1,8 @@
 """Bad input ends with one line of error and a status of its kind, and loses nothing."""
 
 import json
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +24,6 @@ from tests.acceptance.vectors import (
     assert_searches,
     build,
     checksums,
-    count_files,
     search,
     some,
     write_corpus,
@@ -250,39 +247,6 @@ def test_a_disk_that_takes_no_more(place: Indexed, blocks: int) -> None:
     place.assert_untouched()
     done(*place.build(place.corpus))
     assert_searches(place.index, rows, place.work)
-
-
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_a_build_that_is_ended_goes_on_where_it_stopped(
-    tmp_path: Path, how: signal.Signals
-) -> None:
-    """What was published is searched as before. Ctrl-C is in the tests of resuming."""
-    rows = some(8_000, "many")
-    corpus, out = rows.write(tmp_path / "c.parquet"), tmp_path / "index"
-    build(corpus, out, "--limit", 200)
-    before = checksums(out / "versions")
-    command = ("build", corpus, *OPTIONS, "--shard-rows", 50, "--out", out, "--json")
-    many = count_files(out / "store") + 20
-    process = start(*command)
-    deadline = time.monotonic() + 120
-    while count_files(out / "store") < many:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    process.send_signal(how)
-    stdout, stderr = process.communicate(timeout=120)
-    assert stdout == ""
-    if how is signal.SIGTERM:
-        assert process.returncode == 130, stderr
-        assert "Traceback" not in stderr
-        assert "of 8,000 rows; run the same command to go on" in stderr.splitlines()[-1]
-        assert not list(out.rglob("*tmp*"))
-    assert checksums(out / "versions") == before
-    assert_searches(out, rows[:200], tmp_path)
-    counts = json.loads(done(*command))["counts"]
-    assert counts["reused"] > 0
-    assert counts["reused"] + counts["encoded"] == len(rows)
-    assert_searches(out, rows, tmp_path)
 
 
 def test_output_that_nobody_reads(place: Indexed) -> None:
