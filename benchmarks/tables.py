@@ -230,8 +230,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "choice_by_set": whitening_tables.choice_by_set,
     "choice_left_out": whitening_tables.choice_left_out,
     "short_texts": whitening_tables.short_texts,
-    "query_log": whitening_tables.query_log,
-    "query_log_pairs": whitening_tables.query_log_pairs,
     "sts": evaluation_tables.sts,
     "sts_fits": evaluation_tables.sts_fits,
     "static_models": evaluation_tables.static_models,

@@ -149,39 +149,9 @@ def short_texts() -> str:
     return _lost_by_rule("short_texts", "Spearman × 100")
 
 
-def query_log() -> str:
-    """Return nDCG@10 of transforms of documents and of a query log, and of baselines."""
-    raw, float8, *rows = (row for row in read("query_log") if "way" in row)
-    widths = sorted({row["k"] for row in rows})
-    whole = f"raw {raw['ndcg']:.2f}; in float8 {float8['ndcg']:.2f} {_limits(float8)}"
-    lines = [f"| nDCG@10 ({whole}) | {' | '.join(f'k = {k}' for k in widths)} |"]
-    lines.append(_rule(1 + len(widths)))
-    best = {k: max(row["ndcg"] for row in rows if row["k"] == k) for k in widths}
-    for name in dict.fromkeys(row["way"] for row in rows):
-        cells = [name]
-        for row in (row for row in rows if row["way"] == name):
-            mark = "**" * (row["ndcg"] == best[row["k"]])
-            cells.append(f"{mark}{row['ndcg']:.2f}{mark} {_limits(row)}")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def query_log_pairs() -> str:
-    """Return the differences between two ways, with their intervals."""
-    rows = [row for row in read("query_log") if "first" in row]
-    widths = sorted({row["k"] for row in rows})
-    lines = [f"| | {' | '.join(f'k = {k}' for k in widths)} |", _rule(1 + len(widths))]
-    for pair in dict.fromkeys((row["first"], row["second"]) for row in rows):
-        found = [row for row in rows if (row["first"], row["second"]) == pair]
-        cells = [f"{row['difference']:+.2f} {_limits(row, digits=2)}" for row in found]
-        what = "% of the ten nearest by raw: " * pair[0].startswith("directions")
-        lines.append(f"| {what}{pair[0]}, less {pair[1]} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _limits(row: Mapping[str, Any], *, digits: int = 1) -> str:
+def _limits(row: Mapping[str, Any]) -> str:
     low, high = row["interval"]
-    return f"({low:+.{digits}f} to {high:+.{digits}f})"
+    return f"({low:+.1f} to {high:+.1f})"
 
 
 def _given_widths() -> list[Row]:

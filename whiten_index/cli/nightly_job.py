@@ -30,7 +30,7 @@ from whiten_index.vectordb.push_config import PushConfig
 _LOGGED_APART = ("drift", "decision", "gates", "notes")
 # Options that name, next to the address, the place of a table.
 _PLACES = ("schema", "db")
-_PATHS = {"index", "corpus", "store", "canary_file", "query_log", "metrics"}
+_PATHS = {"index", "corpus", "store", "canary_file", "metrics"}
 
 
 @schema

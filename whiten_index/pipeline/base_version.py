@@ -20,7 +20,7 @@ from whiten_index.pipeline.early_checks import check_early
 from whiten_index.pipeline.encode import open_corpus
 from whiten_index.pipeline.executor_session import with_absolute_paths
 from whiten_index.pipeline.fit import Fitted
-from whiten_index.pipeline.query_files import CanaryFile, log_digest
+from whiten_index.pipeline.query_files import CanaryFile
 from whiten_index.pipeline.update_config import OTHER_JUDGEMENTS, UpdateConfig
 from whiten_index.progress import Stages
 from whiten_index.search.query_encoder import QueryEncoder
@@ -78,7 +78,7 @@ class BaseVersion:
         choice = None if (chosen := fields.get("choice")) is None else Choice.from_json(chosen)
         whitening = Whitening.load(source.file(WHITENING))
         moments = Moments.load(source.file(MOMENTS), dim=whitening.dim)
-        fitted = Fitted(moments, whitening, choice, fields.get("query_log"))
+        fitted = Fitted(moments, whitening, choice)
         return cls(source, mirror, store, record, fitted, _build_config(config, fields, store))
 
     @property
@@ -133,13 +133,9 @@ def _build_config(
         "backend": config.backend,
         "threads": config.threads,
         "index_device": config.index_device,
-        "query_log": config.query_log or given.get("query_log"),
     }
     given |= {name: getattr(config, name) for name in RunnerOptions.__dataclass_fields__}
     build, trust = with_absolute_paths(BuildConfig(**given)), config.trust_remote_code
-    if build.chooses and fields.get("query_log") is None and not config.choose_again:
-        # The log was weighed, and the documents were better; or it was never weighed.
-        build = replace(build, query_log=None)
     money = {name: getattr(config, name) for name in ("price", "max_cost")}
     recorded = recorded_spec(fields["encoder"])
     if recorded is None:
@@ -225,8 +221,6 @@ def require_model(build: BuildConfig) -> None:
 def nothing_to_do(config: UpdateConfig, base: BaseVersion, record: CorpusRecord) -> bool:
     """Return whether an update of this corpus would publish the same version again."""
     if record.fingerprint != base.fields["corpus"]["fingerprint"] or config.choose_again:
-        return False
-    if log_digest(base.config) != base.fields.get("query_log"):
         return False
     decided = base.update.get("decision") or {}
     if decided.get("whitening") != "keep" or config.order == "never":

@@ -21,7 +21,6 @@ _Part = TypeVar("_Part")
 AUTO = "auto"
 # Options that belong to a named transform; ``auto`` does not take them.
 _NAMED_TRANSFORM_OPTIONS = ("shrinkage", "remove_top")
-_NOT_FITTED = ("none", "truncate")
 _LABEL_OPTIONS = ("queries", "qrels", "qrels_split")
 _RUNNER_OPTIONS = ("address", "workers")
 # Not recorded: the resources that did the work, and permissions, which are never read from a file.
@@ -56,9 +55,6 @@ class BuildConfig(BuildOptions):
             raise ConfigError("say where the result goes: --store, or of a build --out")
         if not self.corpus and self.store is None:
             raise ConfigError("name a corpus to read, or with --store a folder of embeddings")
-        if self.query_log is not None:
-            require_path(self.query_log, what="--query-log")
-            object.__setattr__(self, "query_log", str(Path(self.query_log).absolute()))
         self._require_consistent_transform()
         _ = self.budget, parse_seconds(self.max_latency)
         if self.runner != "ray":
@@ -156,8 +152,6 @@ class BuildConfig(BuildOptions):
             self._refuse(_LABEL_OPTIONS, why)
             if self.choose_sample != BuildConfig.choose_sample:
                 raise ConfigError(f"--choose-sample {self.choose_sample} {why}")
-        if self.query_log is not None and self.whiten in _NOT_FITTED:
-            raise ConfigError(f"--query-log fits a transform, and --whiten {self.whiten} fits none")
         self.whitening_config()
         self.require_both()
 

@@ -118,12 +118,6 @@ class BuildOptions(TransformShape, SimilarityOption, _Transform, JudgementOption
         ge=50,
         le=10_000,
     )
-    query_log: str | None = option(
-        "Parquet file of queries, a column text or embedding: the transform is fitted on them, "
-        "and not on the documents; by auto only if half of them find more by it.",
-        TRANSFORM,
-        default=None,
-    )
     factory: str = option(
         "FAISS factory string; auto: exact search up to 200,000 rows, then lists (IVF), or a "
         "graph (HNSW) for a --target-recall of 0.99 or more if it fits --memory-budget; in the "

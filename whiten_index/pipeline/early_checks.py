@@ -10,7 +10,6 @@ from whiten_index.index.factory import inner_index
 from whiten_index.index.gpu import require_device
 from whiten_index.index.training import require_training_rows
 from whiten_index.pipeline.build_config import BuildConfig
-from whiten_index.pipeline.query_files import check_log
 from whiten_index.whitening.selection import widths
 
 
@@ -22,8 +21,6 @@ def check_early(config: BuildConfig, corpus: ParquetCorpus) -> None:
             used, no index of so many rows fits the memory budget, or there is no GPU for FAISS.
     """
     require_device(config.index_device)
-    if config.query_log is not None:
-        check_log(config)
     dim = corpus.dim or resolve_encoder(config.encoder_config())[0].dim
     wanted = config.whitening_config()
     wanted.require_dim(dim)

@@ -7,10 +7,10 @@ any, else pieces of the corpus, else the spectrum alone.
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,19 +19,14 @@ from whiten_index.artifacts.prefetch import blocks
 from whiten_index.artifacts.tensors import content_digest
 from whiten_index.distributed.executors import remote_call
 from whiten_index.encoding.canary import without_canary
-from whiten_index.errors import CorpusError, StorageError, WhiteningError
+from whiten_index.errors import StorageError, WhiteningError
 from whiten_index.evaluation.judgements import JudgedQueries
-from whiten_index.evaluation.label_table import to_text
-from whiten_index.evaluation.metrics import mean_interval
-from whiten_index.index.exact import exact_neighbours
 from whiten_index.pipeline.early_checks import possible_widths
 from whiten_index.pipeline.labels import Evidence, labelled_trials
 from whiten_index.pipeline.pseudo_queries import RECIPE, Sample, sample_pieces
-from whiten_index.pipeline.query_files import EMBEDDING, TEXT, log_digest, raw_embedding, read_log
-from whiten_index.search.query_encoder import query_embeddings
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusPart
-from whiten_index.store.sampling import CorpusEmbeddings, drawn_rows
+from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.selection import (
     Choice,
@@ -55,8 +50,6 @@ if TYPE_CHECKING:
     from whiten_index.progress import Stages
 
 _LEAST_GROUP, _BLOCK_ROWS = 64, 8_192
-# What weighs a query log against the documents.
-_LOG_QUERIES, _LOG_CANDIDATES, _LOG_NEIGHBOURS = 1_000, 10_000, 10
 
 Group = tuple[CorpusPart, ...]
 
@@ -68,22 +61,17 @@ class Fitted:
     moments: Moments
     whitening: Whitening
     choice: Choice | None
-    query_log: str | None = None  # SHA-256 of the log that it was fitted on
 
 
 def fit_whitening(
     config: "BuildConfig", encoded: "EncodeReport", labels: JudgedQueries | None
 ) -> Fitted:
     """Fit the transform that the options name, or choose one and fit it."""
-    wanted, choice, log = config.whitening_config(), None, log_digest(config)
-    asked, said = config, ""
-    if config.chooses and log is not None:
-        asked, said = _weigh_log(config, encoded)
-    moments = fit_moments(asked, encoded)
+    wanted, choice, moments = config.whitening_config(), None, fit_moments(config, encoded)
     if config.chooses:
-        wish = encoded.elsewhere(), asked, labels, moments
+        wish = encoded.elsewhere(), config, labels, moments
         choice = remote_call(encoded.executor, encoded.stages, choose_setting, *wish)
-        choice, setting = replace(choice, why=choice.why + said), choice.chosen
+        setting = choice.chosen
         wanted = replace(wanted, k=setting.k, exponent=setting.exponent, center=setting.center)
     whitening = Whitening.fit(moments, wanted)
     usual = default_width(whitening.dim)
@@ -92,20 +80,15 @@ def fit_whitening(
             f"note: k is {whitening.k} and not {usual}, as {moments.count:g} rows span no more; "
             "--whiten none keeps the embeddings of so few as they are"
         )
-    if log_digest(config) != log:
-        raise CorpusError(f"{config.query_log} changed while it was read; run the command again")
-    return Fitted(moments, whitening, choice, log if asked.query_log else None)
+    return Fitted(moments, whitening, choice)
 
 
 def fit_moments(config: "BuildConfig", encoded: "EncodeReport") -> Moments:
-    """Return the moments of a corpus, or of the query log that stands for it.
+    """Return the moments of a corpus.
 
     Sums are added in a fixed order, so that they are bit-equal on any number of workers.
     """
     wanted, store, rows = config.whitening_config(), encoded.store, encoded.record.rows
-    if config.query_log is not None:
-        # Each as often as it was asked.
-        return Moments.of(_rows_of_log(config, encoded))
     parts = [part for part in encoded.record.parts if part.rows]
     size = max(_LEAST_GROUP, math.isqrt(len(parts)))
     groups = list(map(tuple, blocks(parts, size)))
@@ -116,71 +99,6 @@ def fit_moments(config: "BuildConfig", encoded: "EncodeReport") -> Moments:
         found = Moments.total(chain([Moments.empty(store.dim)], each))
         watcher.advance(rows)
     return found
-
-
-def _weigh_log(config: "BuildConfig", encoded: "EncodeReport") -> tuple["BuildConfig", str]:
-    """Return the build that fits on the log if that is surely better, else on documents, and why.
-
-    Half of the log asks for its ten nearest documents by raw embeddings, among 10,000 at most. The
-    directions of the other half and those of all documents are compared by what they find of them.
-    """
-    # Each once: one in both halves would be found by its own directions.
-    queries = np.unique(_rows_of_log(config, encoded), axis=0)
-    without = replace(config, query_log=None)
-    rng = np.random.default_rng(config.seed)
-    others, rest = np.array_split(queries[rng.permutation(len(queries))], 2)
-    fit = _pca(fit_moments(without, encoded), config)
-    k = min(WidthSpec.parse(config.k).number or default_width(fit.dim), fit.k)
-    of_log = None
-    with contextlib.suppress(WhiteningError):
-        of_log = _pca(Moments.of(others), config)
-    if of_log is None or of_log.k < k:
-        said = f"the query log has too few queries to tell whether its {k} directions are better"
-        encoded.stages.watcher.note(f"note: fitted on the documents, as {said}")
-        return without, f"; fitted on the documents, as {said}"
-    rows = np.sort(drawn_rows(encoded.record, _LOG_CANDIDATES, rng))
-    documents = CorpusEmbeddings(encoded.store, encoded.record).at(rows)
-    asked, most = rest[:_LOG_QUERIES].astype(np.float32), min(_LOG_NEIGHBOURS, len(rows))
-    truth = exact_neighbours([fit.compared(documents.astype(np.float32))], asked, most)[1]
-
-    def agreement(queries: NDArray[np.float32], rows: NDArray[np.float32]) -> NDArray[np.float64]:
-        near = exact_neighbours([rows], queries, most)[1]
-        same: NDArray[np.float64] = (near[:, :, None] == truth[:, None, :]).any(axis=1).mean(axis=1)
-        return same
-
-    trial, setting = Trial(asked, documents, agreement), Setting(k, 0.0, center=False)
-    log, plain = (score_settings(each, [trial], [setting])[0] for each in (of_log, fit))
-    low, high = mean_interval(log - plain)
-    said = (
-        f"at {k} dims half of the query log finds {log.mean():.1%} of its ten nearest documents by "
-        f"the directions of the other half, and {plain.mean():.1%} by those of the documents "
-        f"({100 * low:+.1f} to {100 * high:+.1f} points, 95 %)"
-    )
-    if low > 0:
-        return config, f"; fitted on the query log: {said}"
-    encoded.stages.watcher.note(
-        f"note: fitted on the documents, as the query log is not surely better: {said}; name "
-        "--whiten and --exponent to fit on the log"
-    )
-    return without, f"; fitted on the documents: {said}"
-
-
-def _rows_of_log(config: "BuildConfig", encoded: "EncodeReport") -> NDArray[np.float64]:
-    """Return the raw embeddings (n, d) of a log, of unit length if the fit is on such rows."""
-    parse = functools.partial(raw_embedding, dim=encoded.store.dim)
-    parsers: dict[str, Callable[[Any], Any]] = {EMBEDDING: parse, TEXT: to_text}
-    values = list[Any]()
-    for part in read_log(config):
-        (column,) = part.columns
-        values += [part.parse(column, row, parsers[column]) for row in range(len(part))]
-    if isinstance(values[0], str):
-        encoder = encoded.encoder(config)
-        rows = query_embeddings(
-            encoded.store, values, lambda some: encoder().encode_queries(some), encoded.stages
-        ).astype(np.float64)
-    else:
-        rows = np.stack(values)
-    return unit_rows(rows) if config.normalize_input else rows
 
 
 def _moments_of_units(store: EmbeddingStore, group: Group) -> Moments:
@@ -272,7 +190,7 @@ def _choose(
         evidence = piece_evidence(encoded, sample)
     with encoded.stages.stage("choose", evidence.count) as watcher:
         why = evidence.why
-        if evidence.rows is not None and config.query_log is None:
+        if evidence.rows is not None:
             own = CorpusEmbeddings(encoded.store, encoded.record).at(evidence.rows)
             own = unit_rows(own) if config.normalize_input else own
             least = width or min(_widths(ks, fit.k))

@@ -351,9 +351,8 @@ def _bridged_build(target: BuildConfig, base: BaseVersion, store: EmbeddingStore
         target = replace(target, whiten=fit.kind.value, k=k, exponent=fit.exponent)
     center = bool(target.center) if fit.kind.reads_data else target.center
     return replace(
-        target, store=str(store.place), center=center, queries=None, qrels=None, qrels_split=None,
-        query_log=None,
-    )  # fmt: skip
+        target, store=str(store.place), center=center, queries=None, qrels=None, qrels_split=None
+    )
 
 
 def _compare(judged: JudgedQueries, sides: tuple[Side, Side]) -> dict[str, Any]:

@@ -231,7 +231,7 @@ def _rows_per_second(
 
 def _documents_cut(config: BuildConfig, rows: int) -> int:
     """Return how many documents at most are cut in pieces and encoded again to choose by."""
-    given = config.embedding_column, config.queries, config.query_log
+    given = config.embedding_column, config.queries
     chooses = config.chooses and config.out is not None and not any(given)
     return min(config.choose_sample, rows // 2) if chooses else 0
 

@@ -135,7 +135,6 @@ def version_identity(
             "whitening": choices,
             "factory": _factory_identity(plan, fitted.whitening.k),
             "seed": plan.seed,
-            "query_log": fitted.query_log,
             "kept": None if kept is None else dict(kept),
         }
     )
@@ -340,7 +339,6 @@ def _facts(
         },
         "encoder": encoded.store.encoder,
         "encoder_fingerprint": encoded.store.fingerprint,
-        "query_log": spec.fitted.query_log,
         "runtimes": encoded.store.results.runtimes(),
         "whitening": spec.fitted.whitening.describe(),
         "choice": None if choice is None else asdict(choice),

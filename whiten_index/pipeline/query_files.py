@@ -1,39 +1,18 @@
-"""Files of queries without judgements: canary queries, and a query log.
+"""Files of canary queries, which a new version must answer before it is published."""
 
-A new version must answer canary queries before it is published. A transform is fitted on a log in
-place of documents: the directions in which queries differ are those that separate documents for
-them, and documents also differ in subjects that nobody searches for.
-"""
-
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.fs as pafs
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from whiten_index.artifacts.files import open_file, reading, sha256_file
-from whiten_index.artifacts.limits import check_expanded
-from whiten_index.corpus.arrow_types import unpacked_bytes
-from whiten_index.corpus.parquet_reader import SpanReader, check_footer
-from whiten_index.corpus.sharding import Span
-from whiten_index.corpus.sources import SourceFile
-from whiten_index.errors import ConfigError, CorpusError
-from whiten_index.evaluation.label_table import PARQUET, LabelTable, reading_parquet, to_text
+from whiten_index.errors import CorpusError
+from whiten_index.evaluation.label_table import PARQUET, LabelTable, to_text
 from whiten_index.paths import cut
 
-if TYPE_CHECKING:
-    from whiten_index.pipeline.build_config import BuildConfig
-
-TEXT, EMBEDDING, _EXPECTED = "text", "embedding", "expected"
-# Of a longer log so many are drawn: beyond a hundred for each dimension moments hardly change.
-_MOST = 100_000
+_TEXT, _EMBEDDING, _EXPECTED = "text", "embedding", "expected"
 # Each query is compared with every row of the index.
 _MOST_QUERIES = 10_000
 # A search squares numbers in float32, and sums them up.
@@ -57,11 +36,11 @@ class CanaryFile:
 
         ``expected`` holds an id, or a list of ids, strings or integers as in the index.
         """
-        table = LabelTable.read(Path(path), (PARQUET,), (TEXT, EMBEDDING, _EXPECTED))
-        asked = [column for column in (TEXT, EMBEDDING) if column in table.columns]
+        table = LabelTable.read(Path(path), (PARQUET,), (_TEXT, _EMBEDDING, _EXPECTED))
+        asked = [column for column in (_TEXT, _EMBEDDING) if column in table.columns]
         if len(asked) != 1:
             has = "both columns" if asked else "neither column"
-            raise table.lacks(f"{has} {TEXT} and {EMBEDDING}, of which queries need one")
+            raise table.lacks(f"{has} {_TEXT} and {_EMBEDDING}, of which queries need one")
         if odd := [column for column in table.names if column not in table.columns]:
             # A column of ids under another name would be thought to be looked at.
             raise CorpusError(
@@ -78,10 +57,10 @@ class CanaryFile:
                 raise CorpusError(
                     f"column {_EXPECTED} of {path} names no document; fill or drop it"
                 )
-        if asked == [TEXT]:
-            return cls(tuple(table.parse(TEXT, row, to_text) for row in rows), None, expected)
-        parse = partial(raw_embedding, dim=dim)
-        embeddings = np.array([table.parse(EMBEDDING, row, parse) for row in rows], np.float32)
+        if asked == [_TEXT]:
+            return cls(tuple(table.parse(_TEXT, row, to_text) for row in rows), None, expected)
+        parse = partial(_raw_embedding, dim=dim)
+        embeddings = np.array([table.parse(_EMBEDDING, row, parse) for row in rows], np.float32)
         return cls(None, embeddings, expected)
 
     def query_name(self, place: int) -> str:
@@ -90,7 +69,7 @@ class CanaryFile:
         return f"row {place + 1} of the canary file{said}"
 
 
-def raw_embedding(value: Any, *, dim: int) -> NDArray[np.float64]:
+def _raw_embedding(value: Any, *, dim: int) -> NDArray[np.float64]:
     """Return a raw embedding (dim,) of a query; raise ``ValueError`` for anything else."""
     numbers = isinstance(value, list) and all(isinstance(each, float | int) for each in value)
     if not numbers or len(value) != dim:
@@ -107,51 +86,3 @@ def _ids(value: Any) -> tuple[str, ...]:
     if any(isinstance(each, bool) or not isinstance(each, str | int) for each in values):
         raise ValueError("ids that are strings or integers")
     return tuple(dict.fromkeys(map(str, values)))
-
-
-def check_log(config: "BuildConfig") -> tuple[SourceFile, pq.FileMetaData, str]:
-    """Return the file of a log, its footer and the column that is read: embedding, or else text."""
-    path = Path(str(config.query_log))
-    with reading_parquet(path):
-        open_file(path).close()  # refuses a pipe, which would wait
-        source = SourceFile(path.name, str(path), pafs.LocalFileSystem()).identified()
-        with pq.ParquetFile(path) as file:
-            metadata, names = file.metadata, file.schema_arrow.names
-        check_footer(metadata)
-    columns = {name: list[Any]() for name in (EMBEDDING, TEXT) if name in names}
-    column = LabelTable(path, columns, names, range(metadata.num_rows)).need((EMBEDDING, TEXT))
-    if column == TEXT and config.embedding_column is not None and config.model is None:
-        raise ConfigError(
-            f"{path} holds texts, and nothing is known to encode them with; name the model of "
-            "the embedding column with --model, or give a column of embeddings"
-        )
-    return source, metadata, column
-
-
-def read_log(config: "BuildConfig") -> Iterator[LabelTable]:
-    """Yield the one column that is read, of the queries drawn, in parts that fit in memory."""
-    source, metadata, column = check_log(config)
-    rng, rows = np.random.default_rng(config.seed), metadata.num_rows
-    numbers = np.sort(rng.choice(rows, min(rows, _MOST), replace=False))
-    path, start, size = Path(source.path), 0, 0
-    with reading_parquet(path), contextlib.closing(SpanReader()) as reader:
-        for group in range(metadata.num_row_groups):
-            span = Span(group, 0, metadata.row_group(group).num_rows)
-            for batch in reader.read(source, span, [column]):
-                first, last = np.searchsorted(numbers, (start, start + len(batch)))
-                taken = batch.take(pa.array(numbers[first:last] - start))
-                check_expanded(size := size + unpacked_bytes(taken), source.packed)
-                if len(taken):
-                    found = {column: taken[column].to_pylist()}
-                    yield LabelTable(path, found, [column], numbers[first:last].tolist())
-                start += len(batch)
-        if start != rows:
-            raise OSError(f"its footer says {rows:,} rows, and it has {start:,}")
-
-
-def log_digest(config: "BuildConfig") -> str | None:
-    """Return the SHA-256 of the log, None without one."""
-    if config.query_log is None:
-        return None
-    with reading(Path(config.query_log)):
-        return sha256_file(Path(config.query_log))

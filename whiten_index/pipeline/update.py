@@ -264,9 +264,6 @@ def decide_update(
     # Rows that are as they were when the transform was fitted, at least.
     gone = base.record.rows - len(np.unique(old_rows[old_rows >= 0]))
     shared = max(float(base.update.get("shared", base.record.rows)) - gone, 0.0)
-    if base.config.query_log is not None:
-        # How many queries of then are in the log of today is not known.
-        shared = 0.0
     named = _named_config(base.config, base.fitted.whitening)
     today = fit_moments(named, encoded)
     with encoded.stages.stage("measure drift", encoded.record.rows) as watcher:
@@ -282,7 +279,7 @@ def decide_update(
             fitted = replace(fitted, choice=base.fitted.choice)
         plan = _plan(again, encoded, fitted.whitening)
         spec = VersionSpec(fitted, plan, version_identity(encoded, fitted, plan))
-        facts |= {"shared": 0.0 if base.config.query_log else float(encoded.record.rows)}
+        facts |= {"shared": float(encoded.record.rows)}
         return spec, {**facts, "decision": {**said, "index": "train", "index_why": ""}}
     spec, why = _kept(base, encoded, old_rows)
     index, trained = ("train", None) if spec.reuse is None else ("keep", _trained(base))

@@ -124,9 +124,6 @@ class UpdateConfig(RunnerOptions, GateConfig, PublishedOptions):
     drift_threshold: float = option(
         "Drift in nats per dimension from which auto fits again.", TRANSFORM, default=0.002, ge=0
     )
-    query_log: str | None = option(
-        "Where the query log is now.", TRANSFORM, default=None, shown="as in the published version"
-    )
     choose_again: bool = option(
         "Choose k, exponent and centring again, and fit.", TRANSFORM, default=False
     )
@@ -137,9 +134,8 @@ class UpdateConfig(RunnerOptions, GateConfig, PublishedOptions):
     def __post_init__(self) -> None:
         GateConfig.__post_init__(self)
         PublishedOptions.__post_init__(self)
-        for name in ("canary_file", "query_log"):
-            if (path := getattr(self, name)) is not None:
-                require_path(path, what=flag_of(name))
+        if self.canary_file is not None:
+            require_path(self.canary_file, what=flag_of("canary_file"))
         for path in self.corpus:
             require_path(path, what="the corpus")
         if self.choose_again and self.refit == "never":

@@ -173,7 +173,6 @@ class VersionManifest(Described):
     gates: NotRequired[list[_Gate]]
     certificate: NotRequired[CertificateFacts]
     models: NotRequired[dict[str, Any]]  # their comparison, before a migration
-    query_log: Sha256 | None
 
 
 class WithdrawnFacts(TypedDict, total=False):
