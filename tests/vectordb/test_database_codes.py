@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers.bad_input import run
 from tests.helpers.builds import build, random_rows, write_rows
-from tests.vectordb.conftest import connected
+from tests.vectordb.postgres.helpers import connected
 from tests.vectordb.pushed_rows import Rows, append, assert_finds, end, fill, recall
 from whiten_index import PushConfig, push_index
 from whiten_index.errors import ConfigError

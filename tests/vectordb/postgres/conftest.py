@@ -1,12 +1,11 @@
-"""A real PostgreSQL with pgvector, and an empty database in it for each test."""
+"""Users of a database in a real PostgreSQL with pgvector."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.vectordb.conftest import NUMBERS, connected
-from tests.vectordb.postgres.helpers import SECRET, Run
+from tests.vectordb.postgres.helpers import NUMBERS, SECRET, Run, connected
 
 
 @pytest.fixture
@@ -22,12 +21,12 @@ def run(address: str) -> Iterator[Run]:
 
 
 @pytest.fixture
-def role(server: Any) -> Iterator[str]:
+def role(postgres: Any) -> Iterator[str]:
     """A role that may connect and no more."""
     name = f"reader{next(NUMBERS)}"
-    with connected(server.get_uri()) as connection:
+    with connected(postgres.get_uri()) as connection:
         connection.execute(f"CREATE ROLE {name} LOGIN PASSWORD '{SECRET}'")
     yield name
     # Its rights go with the database that they are in.
-    with connected(server.get_uri()) as connection:
+    with connected(postgres.get_uri()) as connection:
         connection.execute(f"DROP OWNED BY {name}")

@@ -100,9 +100,9 @@ def test_what_the_client_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def guarded(server: Any, role: str, run: Run) -> Iterator[str]:
+def guarded(postgres: Any, role: str, run: Run) -> Iterator[str]:
     """A role that needs its password, and may go to no database but the tests' own."""
-    rules = server.pgdata / "pg_hba.conf"
+    rules = postgres.pgdata / "pg_hba.conf"
     before = rules.read_text()
     mine = f"local postgres {role} reject\nlocal all {role} scram-sha-256\n"
     rules.write_text(mine + before)
@@ -169,11 +169,11 @@ def test_timeouts_of_the_server_end_no_push(address: str, run: Run) -> None:
 
 
 def test_parameters_and_variables_of_libpq(
-    server: Any, address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    postgres: Any, address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     services = tmp_path / "services"
     database = address.split("@/")[1].split("?")[0]
-    services.write_text(f"[mine]\nhost={server.pgdata}\nuser=postgres\ndbname={database}\n")
+    services.write_text(f"[mine]\nhost={postgres.pgdata}\nuser=postgres\ndbname={database}\n")
     monkeypatch.setenv("PGSERVICEFILE", str(services))
     with open_writer("postgresql://?service=mine&application_name=tests", "docs") as writer:
         assert database in writer.target

@@ -11,8 +11,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from tests.vectordb.conftest import connected
-from tests.vectordb.postgres.helpers import Run, push_all
+from tests.vectordb.postgres.helpers import Run, connected, push_all
 from tests.vectordb.pushed_rows import Rows, append, assert_finds, assert_holds, end, fill, told_of
 from whiten_index.errors import DatabaseError
 from whiten_index.vectordb.registry import open_writer
@@ -51,7 +50,7 @@ def test_two_first_pushes_at_once(address: str) -> None:
     assert failed == []
 
 
-def test_the_server_is_stopped_in_mid_push(server: Any, address: str) -> None:
+def test_the_server_is_stopped_in_mid_push(postgres: Any, address: str) -> None:
     rows = Rows.make(2000, ids=pa.array([f"d{i}" for i in range(2000)], pa.large_string()))
     batches = rows.batches(100)
     old = Rows.make(50, seed=5, ids=pa.array([f"o{i}" for i in range(50)], pa.large_string()))
@@ -60,14 +59,14 @@ def test_the_server_is_stopped_in_mid_push(server: Any, address: str) -> None:
     with writer:
         writer.begin(rows.pushed, rows.layout)
         append(writer, batches[:7])
-        stop(server)
+        stop(postgres)
         with pytest.raises(DatabaseError, match="push again when that is mended, to resume"):
             writer.append(batches[7])
         with pytest.raises(DatabaseError):
             writer.append(batches[7])
     with pytest.raises(DatabaseError, match="cannot be reached"):
         open_writer(address, "docs")
-    server.ensure_postgres_running()
+    postgres.ensure_postgres_running()
     with open_writer(address, "docs") as writer:
         assert_holds(writer, old)
         pending = told_of(writer.pending())
