@@ -354,6 +354,22 @@ def test_rows_that_a_database_refuses_are_dropped(
     world.assert_same()
 
 
+@pytest.mark.parametrize("to", [HERE, "v.parquet", "v.arrow", "v.npy"])
+def test_numbers_that_are_no_half(world: World, tmp_path: Path, to: str) -> None:
+    world.rows["d250"][0][3] = -65_505
+    shutil.rmtree(world.root / "index")
+    world.build(whiten="none", similarity="dot", k=None)
+    where = {} if to == HERE else {"to": str(tmp_path / to), "table": None}
+    with pytest.raises(RowsError, match=r"beyond 65,504.*--dtype float32"):
+        world.push(dtype="float16", **where)
+    assert not list(tmp_path.iterdir())
+    assert world.server.pending is None
+    assert world.push(**where).rows == ROWS
+    world.rows["d250"][0][3] = -65_504
+    world.update()
+    assert world.push(dtype="float16", full=to == HERE, **where).rows == ROWS
+
+
 def test_more_rows_than_were_sent_are_not_gone_on_with(world: World) -> None:
     world.cut_off(2)
     pending = world.server.pending

@@ -173,14 +173,7 @@ class RowFormat:
         head = [("size", ">i4"), ("width", ">i2"), ("zero", ">i2")]
         sent = np.zeros(len(rows), [*head, ("numbers", number, self.layout.k)])
         sent["size"], sent["width"] = sent.itemsize - 4, self.layout.k
-        try:
-            with np.errstate(over="raise"):
-                sent["numbers"] = rows.flatten().to_numpy().reshape(len(rows), self.layout.k)
-        except FloatingPointError:
-            raise RowsError(
-                "a vector has numbers beyond 65,504, which float16 cannot hold; push with "
-                "--dtype float32"
-            ) from None
+        sent["numbers"] = rows.flatten().to_numpy().reshape(len(rows), self.layout.k)
         return _as_binary(sent)
 
     def _encoded(self, name: str, column: pa.Array, client: Any) -> pa.Array:

@@ -27,7 +27,14 @@ from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusRecord
 from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.vectordb.push_config import PushConfig
-from whiten_index.vectordb.pushed_table import VECTOR, Layout, Metric, PushedTable, with_vectors
+from whiten_index.vectordb.pushed_table import (
+    VECTOR,
+    Layout,
+    Metric,
+    PushedTable,
+    RowsError,
+    with_vectors,
+)
 from whiten_index.versions.documents import Documents
 from whiten_index.versions.published import (
     CHANGES,
@@ -50,6 +57,7 @@ _BATCH_BYTES, _MOST_ROWS = 1 << 26, 1 << 16
 _TEXT_BYTES = 1 << 27
 # Rows whose raw embeddings are in memory in float64.
 _ROWS_AT_ONCE = 8192
+_MOST_HALF = float(np.finfo(np.float16).max)
 _REMEDY = "name the store it was built from with --store DIR, or build the index again"
 
 
@@ -217,6 +225,11 @@ class PushSource:
                     "version is published"
                 ) from error
             vectors[some] = self.whitening.vectors(raw)
+        if self.layout.dtype == "float16" and max(vectors.max(), -vectors.min()) > _MOST_HALF:
+            raise RowsError(
+                "a vector has numbers beyond 65,504, which float16 cannot hold; push with "
+                "--dtype float32"
+            )
         return vectors
 
 

@@ -150,18 +150,6 @@ def test_types_that_postgres_has_nothing_for(address: str) -> None:
         assert writer.pending() is None
 
 
-def test_numbers_that_are_no_half(address: str) -> None:
-    rows = Rows.make(3, dtype="float16")
-    wide = rows.vectors.copy()
-    wide[1, 2] = 7e4
-    column = pa.FixedSizeListArray.from_arrays(pa.array(wide.ravel()), wide.shape[1])
-    batch = rows.batches()[0].set_column(1, rows.layout.schema.field(1), column)
-    with open_writer(address, "docs") as writer:
-        writer.begin(rows.pushed, rows.layout)
-        with pytest.raises(DatabaseError, match=r"beyond 65,504.*--dtype float32"):
-            writer.append(batch)
-
-
 def test_an_id_that_no_index_takes(address: str) -> None:
     letters = np.random.default_rng(0).integers(0x4E00, 0x9FFF, 3000)
     rows = Rows.make(1, ids=pa.array(["".join(map(chr, letters))], pa.large_string()))
