@@ -16,7 +16,7 @@ import pytest
 
 from tests.helpers.bad_input import run, succeed
 from tests.helpers.corpora import write_judged
-from tests.vectordb.conftest import connected
+from tests.vectordb.postgres.helpers import connected
 from tests.vectordb.pushed_rows import Rows, fill
 from whiten_index.evaluation.judgements import corpus_file, parquet_corpus, queries_file
 from whiten_index.measure.database_sweep import DatabaseSweep
