@@ -312,7 +312,7 @@ def test_a_text_of_a_corpus_that_is_too_long(run, tmp_path):  # type: ignore[no-
 
 
 @pytest.mark.parametrize(
-    "case", ["text", "a.text", "wrong size", "encoded text", "filtered", "numbers"]
+    "case", ["text", "a.text", "wrong size", "encoded text", "filtered", "numbers", "prefixes"]
 )
 def test_a_corpus_that_names_one_value_thousands_of_times(run, tmp_path, case):  # type: ignore[no-untyped-def]
     name, encoded = "a.text" if case == "a.text" else "text", case in ("encoded text", "filtered")
@@ -323,10 +323,15 @@ def test_a_corpus_that_names_one_value_thousands_of_times(run, tmp_path, case): 
         size = number(column.total_uncompressed_size)
         assert data.count(size) == 1
         path.write_bytes(data.replace(size, b"\x16\x82" + b"\x80" * (len(size) - 3) + b"\0"))
-    if case in ("filtered", "numbers"):
-        named, room = ["--embedding-column", "e"], 1 << 30
-    if case == "filtered":
+    if case in ("filtered", "prefixes", "numbers"):
+        named, room = ["--embedding-column", "e"], room if case == "prefixes" else 1 << 30
+    if case in ("filtered", "prefixes"):
         named += ["--filter", "text == 'a'"]
+    if case == "prefixes":
+        part = pa.array(["a" * (1 << 20)] * 50)
+        texts = pa.table({"text": pa.chunked_array([part] * 80), "e": [[1.0, 2.0]] * 4000})
+        encoding = {"use_dictionary": False, "column_encoding": {"text": "DELTA_BYTE_ARRAY"}}
+        pq.write_table(texts, path, compression="zstd", **encoding)
     if case == "numbers":
         part = pa.array([[0.0] * (1 << 16)] * 64, pa.list_(pa.float32(), 1 << 16))
         pq.write_table(pa.table({"e": pa.chunked_array([part] * 72)}), path, compression="zstd")

@@ -17,7 +17,7 @@ from whiten_index.corpus.sharding import Span
 from whiten_index.corpus.sources import SourceFile, asking, to_parquet
 from whiten_index.errors import CorpusError
 
-_BATCH_ROWS = 4096
+_BATCH_ROWS, _FEW_ROWS = 4096, 16
 # A batch of texts has at most this size, however often it names one text.
 _BATCH_BYTES = 64 << 20
 # Lists and wide rows may take this much.
@@ -171,6 +171,10 @@ def _rows_at_once(
     for index, chunk in chunks_of(metadata, wanted):
         each = chunk.num_values / max(metadata.num_rows, 1)
         if chunk.physical_type == "BYTE_ARRAY":
+            if "DELTA_BYTE_ARRAY" in chunk.encodings:
+                # Each row may repeat the row before, which no row of the column is longer than.
+                most = int(_BATCH_BYTES / max(chunk.total_uncompressed_size, 1))
+                rows = min(rows, max(_FEW_ROWS, most))
             # Each batch has a copy of a dictionary that stays one: fewer rows would take more.
             if chunk.has_dictionary_page and chunk.path_in_schema not in stay:
                 (lists if each > 1 else texts).append(chunk.path_in_schema)
