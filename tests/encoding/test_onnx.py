@@ -134,16 +134,15 @@ def test_a_file_of_other_weights_is_noticed(folder: Path, tmp_path: Path) -> Non
         open_index(index, backend="onnx").search(["the cat"])
 
 
-def test_tensors_next_to_an_onnx_file_may_be_written_over_later(folder: Path) -> None:
+@pytest.mark.parametrize("name", ["model.onnx_data", "weights.bin"])
+def test_tensors_next_to_an_onnx_file_may_be_written_over_later(folder: Path, name: str) -> None:
     file = folder / "onnx/model.onnx"
     expected = load_encoder(str(folder), backend="onnx").encode(ODD)
     graph = onnx.load(file)
-    onnx.save_model(
-        graph, file, save_as_external_data=True, location="model.onnx_data", size_threshold=0
-    )
+    onnx.save_model(graph, file, save_as_external_data=True, location=name, size_threshold=0)
     encoder = load_encoder(str(folder), backend="onnx")
     np.testing.assert_array_equal(encoder.encode(ODD), expected)
-    tensors = folder / "onnx/model.onnx_data"
+    tensors = folder / "onnx" / name
     with tensors.open("r+b") as opened:
         opened.write(bytes(tensors.stat().st_size))
     np.testing.assert_array_equal(encoder.encode(ODD), expected)

@@ -2,9 +2,12 @@
 
 import os
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import faiss
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -107,6 +110,27 @@ def test_hits_as_a_table(index: Path, queries: NDArray[np.float32]) -> None:
 
 def path_of(out: Path, name: str) -> Path:
     return next((out / "versions").glob(f"*/{name}"))
+
+
+def test_threads_ask_at_once_for_the_neighbours_of_documents(
+    tmp_path: Path, rows: NDArray[np.float32], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAISS makes the map from rows to places once, and a map half made has no such place."""
+    opened = open_index(build(tmp_path, rows, factory="IVF4,Flat"))
+    expected = open_index(build(tmp_path / "flat", rows, factory="Flat")).search_like(30)[0].id
+    real, within = faiss.IndexIVF.make_direct_map, list[int]()
+
+    def slow(index: Any, *made: bool) -> None:
+        within.append(1)
+        assert len(within) == 1
+        time.sleep(0.05)
+        real(index, *made)
+        within.pop()
+
+    monkeypatch.setattr(faiss.IndexIVF, "make_direct_map", slow)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(opened.search_like, [30] * 4))
+    assert {hits[0].id for hits in found} == {expected}
 
 
 def test_files_of_another_index_do_not_pass(tmp_path: Path, index: Path) -> None:

@@ -5,6 +5,7 @@ import pytest
 
 from tests.helpers.transforms import covariance_of, fit, make_rows
 from whiten_index.errors import ConfigError, WhiteningError
+from whiten_index.whitening.transform import Whitening
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig, WidthSpec
 
 
@@ -117,3 +118,11 @@ def test_what_numpy_would_make_numbers_of_is_refused(bad):
     for take in (fit, whitening.apply, whitening.inverse):
         with pytest.raises(ConfigError, match=refused):
             take(bad)
+
+
+def test_long_rows_of_float16_are_scaled_as_those_of_float32():
+    """A sum of their squares is beyond the largest number of float16."""
+    rows = (12 * np.random.default_rng(0).standard_normal((300, 640))).astype(np.float16)
+    config = WhiteningConfig(normalize_input=True, k=8)
+    half, full = (Whitening.fit(some, config) for some in (rows, rows.astype(np.float32)))
+    np.testing.assert_allclose(half.mean, full.mean, atol=1e-6)

@@ -4,15 +4,19 @@ Such a file may be of other weights than the folder's, or in another type; the c
 index shows that. Layers below the last, heads and decoders need torch.
 """
 
+import mmap
+import os
+import re
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.artifacts.files import exists, list_folder, read_bytes, require_regular
+from whiten_index.artifacts.files import exists, is_file, read_bytes, require_regular
 from whiten_index.encoding.batching import BatchEncoder
 from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.encoding.model_files import inside
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.encoding.tokenization import load_tokenizer, loading_model
@@ -20,6 +24,8 @@ from whiten_index.encoding.window_encoder import TextWindow
 from whiten_index.errors import ConfigError, EncoderError, first_line, require_installed
 
 _FILES = ("onnx/model.onnx", "model.onnx")
+# The name of a file of tensors, with its length before it.
+_NAMED = re.compile(rb"\n\x08location\x12([\x01-\x7f])", re.DOTALL)
 _INPUTS = {"input_ids", "attention_mask", "token_type_ids"}
 
 
@@ -105,10 +111,15 @@ def _session(folder: ModelFolder, threads: int | None) -> Any:
     require_regular(path)
     with loading_model(str(path)):
         # Else they are mapped, and what is written to them later would show.
-        files = list_folder(path.parent, f"{path.name}?*")
-        tensors = [read_bytes(each, limit=each.stat().st_size) for each in files]
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            named = {
+                data[found.end() : found.end() + found[1][0]] for found in _NAMED.finditer(data)
+            }
+        files = {name: inside(path.parent, name) for name in map(os.fsdecode, sorted(named))}
+        files = {name: file for name, file in files.items() if is_file(file)}
+        tensors = [read_bytes(each, limit=each.stat().st_size) for each in files.values()]
         options.add_external_initializers_from_files_in_memory(
-            [each.name for each in files], tensors, list(map(len, tensors))
+            list(files), tensors, list(map(len, tensors))
         )
         return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 

@@ -6,8 +6,9 @@ Only the index behind the transforms goes there: FAISS's transforms do not clone
 import contextlib
 import os
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from whiten_index.errors import ConfigError
@@ -35,6 +36,7 @@ class DeviceIndex:
     index: Any  # on the GPU, or the CPU's own
     device: str  # `gpu` or `cpu`
     resources: Any = None  # of the GPU, kept as long as the index
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
     def place(

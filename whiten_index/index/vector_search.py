@@ -6,6 +6,7 @@ pass, an approximate index looks at twice as many of them as it would without a 
 """
 
 import math
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -26,7 +27,7 @@ from whiten_index.index.exact import (
     largest,
     merged,
 )
-from whiten_index.index.gpu import most_on_gpu
+from whiten_index.index.gpu import DeviceIndex, most_on_gpu
 from whiten_index.index.library import load_faiss, threads_for
 
 Search = Callable[[Vectors, int], tuple[Scores, Rows]]
@@ -42,6 +43,8 @@ _HELD = 1 << 24
 _MOST_HITS = 1 << 22
 # Passages fetched to find one document, at first.
 _FIRST_FETCH = 4
+# Held by who changes an index that several threads search.
+_CHANGING = threading.Lock()
 
 
 def nearest(
@@ -71,14 +74,18 @@ def _nearest(
     return scores, rows
 
 
-def nearest_on_gpu(index: Any, inner: Any, queries: Vectors, top_k: int) -> tuple[Scores, Rows]:
+def nearest_on_gpu(
+    placed: DeviceIndex, inner: Any, queries: Vectors, top_k: int
+) -> tuple[Scores, Rows]:
     """Return the same as ``nearest``, by a copy of the index on a GPU.
 
     The CPU's index searches what the copy cannot, or finds too few rows of.
     """
     if top_k > most_on_gpu(inner) or not len(queries):
         return nearest(inner, queries, top_k)
-    found = index.search(queries, top_k)
+    # FAISS's indexes on a GPU take one search at a time.
+    with placed.lock, placed.working() as index:
+        found = index.search(queries, top_k)
     return _filled(found, queries, lambda some: nearest(inner, some, top_k))
 
 
@@ -102,11 +109,12 @@ def _thorough(inner: Any, queries: Vectors, top_k: int, parameters: Any) -> tupl
             raise
         # Additive codes in fast scan take no parameters. A concurrent search looks into more
         # lists meanwhile, and finds no less.
-        kept, inner.nprobe = inner.nprobe, inner.nlist
-        try:
-            scores, rows = inner.search(queries, top_k)
-        finally:
-            inner.nprobe = kept
+        with _CHANGING:
+            kept, inner.nprobe = inner.nprobe, inner.nlist
+            try:
+                scores, rows = inner.search(queries, top_k)
+            finally:
+                inner.nprobe = kept
     return scores, rows
 
 
@@ -153,7 +161,8 @@ def vectors_of(inner: Any, rows: range) -> NDArray[np.float32]:
             "embedding from the store, or build with another --factory"
         )
     if isinstance(inner, lists):
-        inner.make_direct_map()
+        with _CHANGING:
+            inner.make_direct_map()
     return np.stack([inner.reconstruct(row) for row in rows])
 
 

@@ -67,9 +67,15 @@ class Hits(list[Hit]):
     schema = pa.schema({"id": pa.string()})
 
     def to_arrow(self) -> pa.Table:
-        """Return a table of score, id and kept columns; a kept ``score`` is ``kept_score``."""
+        """Return a table of score, id and kept columns; a kept ``score`` is ``kept_score``.
+
+        Raises:
+            ConfigError: the index keeps ``kept_score`` too.
+        """
         found = {"score": pa.array([h.score for h in self], pa.float64())}
         for name, kind in zip(self.schema.names, self.schema.types, strict=True):
+            if name == "kept_score" and "score" in self.schema.names:
+                raise ConfigError("columns score and kept_score are both kept; rename one of them")
             values = [h.id if name == "id" else h.columns[name] for h in self]
             found["kept_score" if name == "score" else name] = pa.array(values, kind)
         return pa.table(found)

@@ -97,7 +97,7 @@ class Bundle:
         all rows. ``embeddings`` (n, d) are raw. Without a rescorer, the scores are the index's.
         """
         queries = self._checked(embeddings)
-        copy = None if self.placed is None or row_filter is not None else self.placed.index
+        copy = None if row_filter is not None else self.placed
         search = self._by_embedding(row_filter, rescorer, copy=copy)
         return self._search(search, queries, top_k, row_filter, by_row=by_row)
 
@@ -148,7 +148,9 @@ class Bundle:
             return search(queries, wanted)
         return search_documents(search, self._document_of, queries, top_k=wanted, rows=rows)
 
-    def _by_vector(self, row_filter: RowFilter | None, *, copy: Any = None) -> Search:
+    def _by_vector(
+        self, row_filter: RowFilter | None, *, copy: DeviceIndex | None = None
+    ) -> Search:
         """Return the search of the index proper, or of its copy on a GPU."""
         inner, selection, rows = self._inner, self._selection(row_filter), len(self)
 
@@ -165,7 +167,11 @@ class Bundle:
         return search
 
     def _by_embedding(
-        self, row_filter: RowFilter | None, rescorer: "Reranker | None", *, copy: Any = None
+        self,
+        row_filter: RowFilter | None,
+        rescorer: "Reranker | None",
+        *,
+        copy: DeviceIndex | None = None,
     ) -> Search:
         by_vector = self._by_vector(row_filter, copy=copy)
         if rescorer is None:

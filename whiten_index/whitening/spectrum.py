@@ -95,7 +95,11 @@ def real_rows(
 
 
 def unit_rows(rows: NDArray[Real]) -> NDArray[Real]:
-    """Scale rows (n, d) to unit length, in their own precision; rows of zeros stay as they are."""
+    """Scale rows (n, d) to unit length; rows of zeros stay as they are.
+
+    Those of float16, of which a sum of squares may be infinite, become float32.
+    """
+    rows = rows.astype(np.promote_types(rows.dtype, np.float32), copy=False)
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     scaled: NDArray[Real] = np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0)
     return scaled
