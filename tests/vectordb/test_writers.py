@@ -217,6 +217,7 @@ FURTHER = {
     "durations": pa.array([[1], [-2], None], pa.list_(pa.duration("ns"))),
     "seconds": pa.array([1, 2, None], pa.time32("s")),
     "zone": pa.array([1, 2, None], pa.timestamp("ms", "Europe/Rome")),
+    "fine": pa.array([1_000, -2_000, None], pa.timestamp("ns", "UTC")),
     "lists of bytes": pa.array([[b"a"], [None], None], pa.list_(pa.binary())),
     "date64": pa.array([86_400_000, 0, None], pa.date64()),
 }  # fmt: skip
@@ -238,15 +239,20 @@ def test_files_keep_columns_of_further_types(
         pa.array([3_000_000, None, -3_000_000], pa.date32()),
         pa.array([253_402_300_800, None, -253_402_300_800], pa.timestamp("s")),
         pa.array([2**62, None, -(2**62)], pa.timestamp("ms", "UTC")),
+        pa.array([1_001, None, -1], pa.timestamp("ns")),
+        pa.array([1_001, None, -1], pa.timestamp("ns", "UTC")),
+        pa.array([[1_000], None, [-1]], pa.list_(pa.timestamp("ns", "UTC"))),
+        pa.array([1_001, None, 1], pa.time64("ns")),
+        pa.array([1_001, None, -1], pa.duration("ns")),
     ],
 )
-def test_far_dates_come_back_or_are_refused(engine: Backend, values: pa.Array) -> None:
+def test_far_and_fine_times_come_back_or_are_refused(engine: Backend, values: pa.Array) -> None:
     rows = Rows.make(3, day=values)
     with engine.open() as writer:
         try:
             fill(writer, rows)
         except DatabaseError as error:
-            assert re.search("day|range|rows are refused", str(error))  # noqa: PT017
+            assert re.search("day|range|rows are refused|microseconds", str(error))  # noqa: PT017
             assert writer.published() is None
         else:
             assert_holds(writer, rows)

@@ -83,7 +83,7 @@ class DuckWriter(FileWriter):
 
     ids_at_once = 10_000
     begin_writing = "BEGIN"
-    refusals = (duckdb.DataError, duckdb.IntegrityError)
+    refusals = (duckdb.DataError, duckdb.IntegrityError, pa.ArrowInvalid)
 
     def __init__(self, address: str, name: str, options: DuckOptions, *, make: bool) -> None:
         self.engine, self._options = f"DuckDB {duckdb.__version__}", options
@@ -292,11 +292,17 @@ def _table(name: str) -> str:
 
 
 def _stored_schema(layout: Layout) -> pa.Schema:
-    """Return the columns of a table; DuckDB has no float16, and of durations it loses the unit."""
+    """Return the columns of a table, of types whose values DuckDB keeps as they are.
+
+    It has no float16, of durations it loses the unit, and times with a zone it cuts to
+    microseconds; Arrow refuses to.
+    """
 
     def stored(leaf: pa.DataType) -> pa.DataType:
         if pa.types.is_duration(leaf):
             return pa.int64()
+        if pa.types.is_timestamp(leaf) and leaf.tz:
+            return pa.timestamp("us", leaf.tz)
         return pa.float32() if pa.types.is_float16(leaf) else leaf
 
     fields = [pa.field(each.name, replaced_leaves(each.type, stored)) for each in layout.schema]
