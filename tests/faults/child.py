@@ -65,7 +65,11 @@ FAULTS = {
     "too many open files": Fault(("open", "create", "list"), errno.EMFILE),
     "permission denied": Fault(("open", "create", "list", "look", *CHANGES[2:]), errno.EACCES),
     "out of memory": Fault(("map",), errno.ENOMEM),
+    "read-only": Fault(CHANGES, errno.EROFS, STAYS),
+    "forbidden": Fault(CHANGES, errno.EACCES, STAYS),
 }
+# Those that refuse every change, and what is said then.
+_REFUSED = {"read-only": "the file system is read-only", "forbidden": "permission is denied"}
 SYSTEM, GATE = 7, 9
 # Kills are few, and tell the most.
 _AT_LEAST = {"kill": 8_000}
@@ -169,14 +173,17 @@ class Flow:
     def points(self, share: float) -> list[tuple[str, int]]:
         """Return a share of the faults and operations, the same ones each time.
 
-        Of a fault that has few operations, such as a kill, the share is larger.
+        Of a fault that has few operations, such as a kill, the share is larger. One that stays is
+        also there from the start.
         """
         random, found = Random(0), list[tuple[str, int]]()
         for fault, seen in self.seen.items():
             numbers = range(1, len(seen) + 1)
             most = max(len(seen), _AT_LEAST.get(fault, 500))
             many = min(len(seen), math.ceil(share * most))
-            some = random.sample(numbers, many)
+            some = set(random.sample(numbers, many))
+            if FAULTS[fault].mode == STAYS:
+                some |= {*numbers[:1]}
             found += [(fault, number) for number in sorted(some)]
         return found
 
@@ -201,6 +208,11 @@ class Flow:
         told = self.name == "inspect" and re.search("cannot (read|list)", output)
         if status == self.status and self.name in READERS and output != self.output and not told:
             problems.append(f"another answer: {output[:1000]}")
+        if number == 1 and fault in _REFUSED:
+            if left != self.before:
+                problems.append("the disk refuses every change and is another one")
+            if status == SYSTEM and f": {_REFUSED[fault]}; " not in output:
+                problems.append(f"no reason is given: {output[-1000:]}")
         published = self._published(left, problems)
         if status == self.status == 0 and published == "old" and self._publishes:
             problems.append("the command ended with 0 and its version is not published")

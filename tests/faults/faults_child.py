@@ -1,19 +1,18 @@
-"""Nights of a small index whose disk loses its power, or takes no changes.
+"""Nights of a small index whose disk loses its power.
 
 ``python tests/faults/faults_child.py FOLDER PART PARTS EVERY`` does its part of the points, every
 ``EVERY``-th of them, and prints a JSON object for each, whose ``problems`` should be empty.
 ``test_faults.py`` starts it. The processes that it forks have imported everything.
 
-A point is a flow, a fault and a number. Flows: ``keep``, an update that keeps its transform and
-lists; ``night``, the nightly job, which fits again, removes versions and shards and packs others.
-Faults: ``power``, each state in which a power cut before operation n may leave the disk;
-``read-only`` and ``forbidden``, a disk that refuses every change. ``tests/faults`` has the others.
+A point is a flow, a number, and a state in which a power cut before the operation of that number
+may leave the disk. Flows: ``keep``, an update that keeps its transform and lists; ``night``, the
+nightly job, which fits again, removes versions and shards and packs others. ``child.py`` has the
+other faults.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import importlib
 import itertools
@@ -34,16 +33,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.faults.disk_model import Disk, Tree, read_tree, write_tree
-from tests.faults.file_operations import Operation, Tap, refuse_all
+from tests.faults.file_operations import Operation, Tap
 from tests.faults.place import in_fork
 
 FLOWS = ("keep", "night")
-FAULTS = ("power", "read-only", "forbidden")
-_REFUSED = {
-    "read-only": (errno.EROFS, "the file system is read-only"),
-    "forbidden": (errno.EACCES, "permission is denied"),
-}
-DISK = 7
 ROWS, DIM, ROWS_A_FILE, ROWS_A_SHARD = 160, 8, 80, 40
 _IMPORTED = (
     "whiten_index.cli",
@@ -53,18 +46,16 @@ _IMPORTED = (
     "whiten_index.versions.gc",
 )
 _OLD = 30 * 86400
-_SECONDS = 120
 
 
 @dataclass(frozen=True)
 class Point:
-    """Where a fault is: of a power cut, which of the states that it may leave, and that state."""
+    """Where the power is cut, which of the states that this may leave it is, and that state."""
 
     flow: str
-    fault: str
     number: int
-    kind: str = ""
-    left: Tree | None = field(default=None, repr=False, compare=False)
+    kind: str
+    left: Tree = field(repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -255,9 +246,8 @@ class Setting:
         self.before = read_tree(self.place.disk)
         self.place.put(self.before)
         self.old: Facts = self._do(lambda: facts_of(self.place.out))
-        self.operations: list[Operation]
         self.done: list[Operation]
-        self.operations, self.done, modules = self._do(self._recorded)
+        self.done, modules = self._do(self._recorded)
         for name in modules:
             # What was imported on the way, so that no fork after this one does it again.
             with contextlib.suppress(ImportError):
@@ -272,16 +262,12 @@ class Setting:
         assert status == 0, self.place.log.read_text()
         return found
 
-    def _recorded(self) -> tuple[list[Operation], list[Operation], list[str]]:
-        """Return the operations tried and those that were done, and the modules imported."""
-        tried, done = list[Operation](), list[Operation]()
-        Tap(
-            self.place.disk,
-            before=lambda operation, number: tried.append(operation),
-            after=done.append,
-        ).install()
+    def _recorded(self) -> tuple[list[Operation], list[str]]:
+        """Return the operations and the modules imported."""
+        done = list[Operation]()
+        Tap(self.place.disk, after=done.append).install()
         assert self.place.run() == 0
-        return tried, done, sorted(sys.modules)
+        return done, sorted(sys.modules)
 
     def replayed(self) -> Tree:
         """Return the disk as the operations seen make it of what was on it before."""
@@ -291,11 +277,7 @@ class Setting:
             disk.apply(operation)
         return disk.now()
 
-    def points(self, fault: str) -> Iterator[Point]:
-        """Yield the points of a fault."""
-        if fault != "power":
-            yield Point(self.place.flow, fault, 1)
-            return
+    def points(self) -> Iterator[Point]:
         self.place.put(self.before)
         disk, seen = Disk(self.place.disk), set[bytes]()
         for number in range(1, len(self.done) + 2):
@@ -303,54 +285,29 @@ class Setting:
                 digest = hashlib.sha256(pickle.dumps(sorted(left.items()))).digest()
                 if digest not in seen:
                     seen.add(digest)
-                    yield Point(self.place.flow, fault, number, kind, left)
+                    yield Point(self.place.flow, number, kind, left)
             if number <= len(self.done):
                 disk.apply(self.done[number - 1])
 
     def try_out(self, point: Point) -> dict[str, Any]:
-        """Let the fault happen, look, run again, and look again."""
+        """Put there what the power cut left, look, run again, and look again."""
         place = self.place
-        operations = self.done if point.fault == "power" else self.operations
-        over = point.number > len(operations)
-        operation = None if over else operations[point.number - 1]
-        status, problems = None, list[str]()
-        if point.left is not None:
-            place.put(point.left)
-        else:
-            place.put(self.before)
-            status, problems = self._disturbed(point)
-        _, found = in_fork(place, lambda: self._looked(point, flushed=over, status=status))
-        problems += [f"looking: {place.log.read_text()}"] if found is None else found[0]
+        over = point.number > len(self.done)
+        operation = None if over else self.done[point.number - 1]
+        place.put(point.left)
+        _, found = in_fork(place, lambda: self._looked(flushed=over))
+        problems = [f"looking: {place.log.read_text()}"] if found is None else found[0]
         return {
             "flow": point.flow,
-            "fault": point.fault,
             "number": point.number,
             "kind": point.kind,
             "operation": operation and operation.name,
             "path": operation and operation.path.removeprefix(f"{place.disk}/"),
-            "status": status,
             "published": found and found[1],
             "problems": problems,
         }
 
-    def _disturbed(self, point: Point) -> tuple[int, list[str]]:
-        place, (code, reason) = self.place, _REFUSED[point.fault]
-
-        def work() -> int:
-            Tap(place.disk, before=refuse_all(code)).install()
-            return place.run()
-
-        status, _ = in_fork(place, work)
-        output = place.log.read_text()
-        as_expected = status == DISK and read_tree(place.disk) == self.before
-        named = re.search(rf"cannot write [^\n]*: {reason}; free space", output)
-        if not as_expected or not named or "Traceback" in output:
-            return status, [f"status {status}: {output}"]
-        return status, []
-
-    def _looked(
-        self, point: Point, *, flushed: bool, status: int | None
-    ) -> tuple[list[str], str | None]:
+    def _looked(self, *, flushed: bool) -> tuple[list[str], str | None]:
         place, problems = self.place, list[str]()
         found = facts_of(place.out)
         expected = {facts.identity: facts for facts in (self.old, self.new)}
@@ -361,7 +318,7 @@ class Setting:
             problems += [
                 f"{what}: differs" for what in found.differs_from(expected[found.identity])
             ]
-        if (flushed or status == 0) and published != "new":
+        if flushed and published != "new":
             problems.append("the job ended well, and its version is not published")
         problems += [f"before the next run: {each}" for each in store_damages(place.out)]
         again = place.run()
@@ -373,8 +330,8 @@ class Setting:
         return problems, published
 
 
-def main(folder: str, part: str, parts: str, every: str, *only: str) -> int:
-    """Do a part of the points, of all faults or of some."""
+def main(folder: str, part: str, parts: str, every: str) -> int:
+    """Do a part of the points."""
     import faiss
 
     for name in _IMPORTED:
@@ -389,12 +346,11 @@ def main(folder: str, part: str, parts: str, every: str, *only: str) -> int:
             for name in {*replayed, *after}
             if replayed.get(name, "missing") != after.get(name, "missing")
         )
-        counts = {"flow": flow, "operations": len(setting.operations), "escaped": escaped}
+        counts = {"flow": flow, "operations": len(setting.done), "escaped": escaped}
         print(json.dumps(counts), flush=True)
-        for fault in only or FAULTS:
-            some = itertools.islice(setting.points(fault), 0, None, int(every))
-            for point in itertools.islice(some, int(part), None, int(parts)):
-                print(json.dumps(setting.try_out(point)), flush=True)
+        some = itertools.islice(setting.points(), 0, None, int(every))
+        for point in itertools.islice(some, int(part), None, int(parts)):
+            print(json.dumps(setting.try_out(point)), flush=True)
     return 0
 
 

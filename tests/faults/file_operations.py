@@ -1,4 +1,4 @@
-"""Every file operation of a process, one after the other: seen, counted or refused.
+"""Every file operation of a process, one after the other.
 
 ``Tap`` stands between the product, which knows nothing of it, and the system: Python's files, the
 functions of ``os`` that change files, and ``flock``. What writes behind Python's back would escape
@@ -57,28 +57,16 @@ class Operation:
     size: int = 0
 
 
-# Takes the operation and its number, from 1; it may raise, or never come back.
-Before = Callable[[Operation, int], None]
-
-
 class Tap:
     """Sees the operations below some folders, of all threads, one at a time.
 
     Args:
         roots: folders.
-        before: called before each operation.
         after: called with each that was done.
     """
 
-    def __init__(
-        self,
-        *roots: Path,
-        before: Before = lambda operation, number: None,
-        after: Callable[[Operation], None] = lambda operation: None,
-    ) -> None:
-        self.roots = tuple(str(root) for root in roots)
-        self.before, self.after = before, after
-        self.count = 0
+    def __init__(self, *roots: Path, after: Callable[[Operation], None]) -> None:
+        self.roots, self.after = tuple(str(root) for root in roots), after
         self._lock = threading.RLock()
 
     def install(self) -> None:
@@ -113,10 +101,8 @@ class Tap:
                 )
 
     def do(self, operation: Operation, real: Callable[[], Any]) -> Any:
-        """Do an operation, unless something comes between."""
+        """Do an operation, and tell of it."""
         with self._lock:
-            self.count += 1
-            self.before(operation, self.count)
             result = real()
             self.after(operation)
             return result
@@ -260,12 +246,3 @@ def _opened(
     if "b" in mode:
         return buffered
     return io.TextIOWrapper(buffered, encoding, errors, newline, line_buffering=buffering == 1)
-
-
-def refuse_all(code: int) -> Before:
-    """Return what refuses every change, as a folder does that may not be written."""
-
-    def before(operation: Operation, number: int) -> None:
-        raise OSError(code, os.strerror(code), operation.path)
-
-    return before
