@@ -220,6 +220,14 @@ def test_secrets_of_the_object_store_are_not_shown(monkeypatch: pytest.MonkeyPat
     assert "hush-hush" not in str(error.value)
 
 
+def test_a_url_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the engine, which would cut it off at a # or ? of its own."""
+    opened = list[str]()
+    monkeypatch.setattr(lancedb, "connect", opened.append)
+    open_writer("lancedb+s3://bucket/a%23b%3F", "docs")
+    assert opened == ["s3://bucket/a%23b%3F"]
+
+
 @pytest.mark.parametrize("error", [OSError(13, "Permission denied"), KeyError("id")])
 def test_errors_of_the_engine(
     address: str, monkeypatch: pytest.MonkeyPatch, error: Exception

@@ -66,6 +66,20 @@ def test_parts_of_an_address(address: str, shown: str, url: str) -> None:
     assert found.parameters == ({"server_name": "x"} if "?" in address else {})
 
 
+@pytest.mark.parametrize(
+    "address",
+    [
+        "sqlite:///x/my{}docs", "duckdb:///x/my{}docs", "lancedb:///x/my{}docs",
+        "lancedb+s3://bucket/my{}docs", "milvus:///x/my{}docs.db", "qdrant:///x/my{}docs",
+        "qdrant://h/my{}docs",
+    ],
+)  # fmt: skip
+def test_a_path_is_not_cut_off(address: str) -> None:
+    with pytest.raises(ConfigError, match="has # in it, which ends the path; write it as %23"):
+        require_database(address.format("#"), {})
+    require_database(address.format("%23"), {})
+
+
 CLIENTS = {
     "postgres": ("postgresql://h/db", "psycopg"),
     "qdrant": ("qdrant://h", "qdrant_client"),

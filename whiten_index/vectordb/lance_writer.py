@@ -302,7 +302,8 @@ def _folder_of(address: str) -> str:
             f"{address} names no folder or bucket; write lancedb:///folder, with three slashes, or "
             "lancedb+s3://bucket/prefix"
         )
-    return f"{scheme}://{parts.netloc}{unquote(parts.path)}" if scheme else unquote(parts.path)
+    # The engine decodes a URL itself.
+    return f"{scheme}://{parts.netloc}{parts.path}" if scheme else unquote(parts.path)
 
 
 def read_metadata(table: Any) -> PushedTable | None:

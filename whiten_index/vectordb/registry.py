@@ -65,6 +65,11 @@ def require_database(address: str, options: Mapping[str, str]) -> EngineOptions:
     """Return the options of the database of an address; its client need not be installed."""
     engine = _engine(address)
     _require_plain_address(address, engine.parameters)
+    if "#" in address and engine is not PostgresOptions:
+        # What follows would be taken for a fragment, and the path before it for the whole one.
+        raise ConfigError(
+            f"the address of {engine.engine} has # in it, which ends the path; write it as %23"
+        )
     return engine.parse(options)
 
 
