@@ -1,6 +1,7 @@
 """The requests to a bucket, and what is said where they fail."""
 
 import importlib
+import os
 import socket
 import threading
 import time
@@ -211,3 +212,47 @@ def test_an_answer_without_a_tag_is_refused(s3, monkeypatch):
     # By its tag an object is put over, so that no change of another machine is lost.
     with answering(Untagged, monkeypatch), pytest.raises(StorageError, match="has no ETag"):
         Bucket("s3://bucket/p").get("a")
+
+
+def test_a_redirect_to_another_host_takes_no_session_token_there(s3, monkeypatch):
+    """obstore follows it, with all headers but ``Authorization``."""
+    asked: list[str] = []
+
+    class Moved(_Silent):
+        def do_GET(self) -> None:
+            asked.append(self.headers["Host"])
+            host = self.headers["Host"].replace("127.0.0.1", "localhost")
+            self.send_response(302)
+            self.send_header("Location", f"http://{host}/bucket/p/a")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "token")
+    for name in ("http_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    refusal = "redirects to another host, to which no keys are sent; check AWS_ACCESS_KEY_ID"
+    with answering(Moved, monkeypatch):
+        with pytest.raises(StorageError, match=refusal):
+            Bucket("s3://bucket/p").get("a")
+        with pytest.raises(StorageError, match=refusal):
+            Bucket("s3://bucket/p").objects("a")
+    assert asked
+    assert {host.partition(":")[0] for host in asked} == {"127.0.0.1"}
+
+
+def test_a_proxy_of_the_users_is_asked(s3, monkeypatch):
+    asked: list[str] = []
+
+    class Proxy(_Silent):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(403)
+
+    with answering(Proxy, monkeypatch):
+        monkeypatch.setenv("http_proxy", os.environ["AWS_ENDPOINT_URL"])
+        monkeypatch.setenv("no_proxy", "")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", "http://bucket.test")
+        with pytest.raises(StorageError, match="permission is denied"):
+            Bucket("s3://bucket/p").get("a")
+    assert asked == ["http://bucket.test/bucket/p/a"]

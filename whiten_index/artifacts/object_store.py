@@ -11,10 +11,12 @@ import math
 import os
 import re
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from whiten_index.artifacts.limits import MANIFEST_BYTES
 from whiten_index.errors import ConfigError, StorageError, hide_secrets
@@ -30,6 +32,8 @@ _QUICK = {"connect_timeout": "4s", "timeout": "8s"}
 _BULK = {"connect_timeout": "4s", "timeout": "10m", "read_timeout": "60s"}
 _BLOCK = 64 << 20
 _PART = 16 << 20
+# A proxy that cannot be, as nobody listens at port 0.
+_NOWHERE = "127.0.0.1:0"
 # They are sent in headers, and obstore panics at what those do not take.
 _IN_HEADERS = ("AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION")
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
@@ -53,6 +57,7 @@ _REASONS: dict[str, tuple[str, ...]] = {
         "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "403 Forbidden",
         "PermissionDeniedError", "UnauthenticatedError",
     ),
+    "{server} redirects to another host, to which no keys are sent": (_NOWHERE,),
     "{server} does not answer": (
         "error sending request", "operation timed out", "TimedOut", "dns error",
     ),
@@ -228,7 +233,7 @@ class Bucket:
         servers = map(os.environ.get, (*_ENDPOINTS, "AZURE_STORAGE_ENDPOINT"))
         plain = any((server or "").startswith("http://") for server in servers)
         options: dict[str, Any] = {
-            "client_options": {**client, "allow_http": plain},
+            "client_options": {**client, "allow_http": plain, **self._no_other_host()},
             "retry_config": {
                 "max_retries": 5,
                 "retry_timeout": timedelta(seconds=10),
@@ -240,6 +245,22 @@ class Bucket:
         made = {"s3": stores.S3Store, "gs": stores.GCSStore, "az": stores.AzureStore}
         with self._translated("open", ""):
             return made[self._scheme](self._name, **options)
+
+    def _no_other_host(self) -> Mapping[str, str]:
+        """Return options by which no redirect takes a session token to another host.
+
+        obstore follows redirects, and leaves out no header but those of HTTP itself. With keys from
+        the environment it asks no other host for any, so that a proxy may stand before all others.
+        A proxy of the user's stays.
+        """
+        server = urlsplit(endpoint() if self._scheme == "s3" else "")
+        proxies, host = urllib.request.getproxies(), server.hostname or ""
+        proxied = server.scheme in proxies or "all" in proxies
+        if not host or not os.environ.get("AWS_ACCESS_KEY_ID"):
+            return {}
+        if proxied and not urllib.request.proxy_bypass(host):
+            return {}
+        return {"proxy_url": f"http://{_NOWHERE}", "proxy_excludes": host}
 
     @contextlib.contextmanager
     def _translated(self, what: str, key: str) -> Iterator[None]:
