@@ -158,6 +158,20 @@ def test_weights_that_are_links_count_as_the_hubs_cache_has_them(folder, tmp_pat
     load(folder)
 
 
+@pytest.mark.parametrize("name", [
+    "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json",
+    "tokenizer_config.json", "special_tokens_map.json", "1_Pooling/config.json",
+])  # fmt: skip
+def test_a_link_to_nothing_is_no_file_that_the_model_never_had(tmp_path, name):
+    """Else the model would pool otherwise, say, or lose its prompts."""
+    folder = add_modules(bert(tmp_path / "model"), "cls")
+    path = folder / name
+    path.unlink(missing_ok=True)
+    path.symlink_to(tmp_path / "unmounted")
+    with pytest.raises(StorageError, match=rf"{name} is a link to .*unmounted, which is not there"):
+        load(folder)
+
+
 def test_a_layer_where_trainings_leave_files_may_not_change(tmp_path, monkeypatch):
     folder = add_modules(bert(tmp_path / "model"), "mean", dense())
     (folder / "runs").mkdir()

@@ -21,6 +21,7 @@ from whiten_index.artifacts.files import (
     is_folder,
     list_folder,
     reading,
+    require_target,
     state_of,
     walk_files,
 )
@@ -207,8 +208,14 @@ _States = Mapping[Path, tuple[int, ...]]
 
 
 def _states(folder: Path) -> dict[Path, tuple[int, ...]]:
-    """Return the states of the files below a folder, but for those that no loader reads."""
-    return {path: state_of(path) for path in walk_files(folder, leave_out=_UNREAD)}
+    """Return the states of the files below a folder, but for those that no loader reads.
+
+    A link to nothing is refused: loaders would take it for a file that the model never had.
+    """
+    found = {path: state_of(path) for path in walk_files(folder, leave_out=_UNREAD)}
+    for path in (path for path, state in found.items() if not state):
+        require_target(path)
+    return found
 
 
 def embedded_path() -> Path | None:
