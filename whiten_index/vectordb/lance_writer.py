@@ -375,5 +375,9 @@ def read_slices(table: Any, rows: int, schema: pa.Schema) -> Iterator[pa.RecordB
 
 def with_ids(ids: Ids) -> str:
     """Return the condition, in SQL, that a row has one of some ids."""
-    values = (literal(each) if isinstance(each, str) else str(each) for each in ids)
+    # The least integer is read as minus a number that no integer holds, which is a float.
+    least = {-(1 << 63): f"({1 - (1 << 63)} - 1)"}
+    values = (
+        literal(each) if isinstance(each, str) else least.get(each, str(each)) for each in ids
+    )
     return f"{ID} IN ({', '.join(values)})"
