@@ -25,14 +25,17 @@ class _Answers(BaseHTTPRequestHandler):
 
     data: bytes
     ranges: dict[str, int]
+    hosts: list[str]
 
     def log_message(self, *_: Any) -> None:
         """Keep standard error for the tests."""
 
     def do_GET(self) -> None:
         how, _, after = self.path.split("/")[1].partition("-after-")
+        host = self.headers["Host"].partition(":")[0]
+        self.hosts.append(f"{host} with secret" if SIGNATURE in str(self.headers) else host)
         if how == "asked":
-            self._answer(200, json.dumps([*self.ranges]).encode())
+            self._answer(200, json.dumps([[*self.ranges], self.hosts]).encode())
             return
         wanted = self.headers.get("Range")
         self.ranges[self.path] = self.ranges.get(self.path, 0) + (wanted is not None)
@@ -49,6 +52,9 @@ class _Answers(BaseHTTPRequestHandler):
             self._answer(200 if whole else 206, data, **tags)
         elif how == "moved":
             self._answer(302, b"", Location=f"/403/x.parquet?X-Amz-Signature={SIGNATURE}")
+        elif how == "elsewhere":
+            there = self.headers["Host"].replace("127.0.0.1", "localhost")
+            self._answer(302, b"", Location=f"http://{there}/sound/x.parquet")
         elif how == "slow":
             time.sleep(3)
         elif how == "short":
@@ -75,7 +81,9 @@ def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     # Larger than what fsspec reads at once, of which the footer is the first.
     rows = np.random.default_rng(0).standard_normal((60_000, 32), dtype=np.float32)
     written = Path(write_rows(tmp_path / "x.parquet", rows))
-    answers = type("Answers", (_Answers,), {"data": written.read_bytes(), "ranges": {}})
+    answers = type(
+        "Answers", (_Answers,), {"data": written.read_bytes(), "ranges": {}, "hosts": []}
+    )
     monkeypatch.setitem(
         fsspec.config.conf, "http", {"client_kwargs": {"timeout": aiohttp.ClientTimeout(1)}}
     )
@@ -94,12 +102,56 @@ def _encode(source: str, store: Path) -> tuple[int, str]:
     return status, stderr.strip()
 
 
+def _asked(address: str) -> tuple[list[str], list[str]]:
+    """Return the paths and the hosts that were asked for, and whether with a secret."""
+    with urllib.request.urlopen(f"{address}/asked") as answer:
+        paths, hosts = json.load(answer)
+    return paths, hosts
+
+
 def test_a_number_sign_is_part_of_a_name(address: str, tmp_path: Path) -> None:
     status, said = _encode(f"{address}/sound/x#1.parquet", tmp_path / "store")
     assert status == 0, said
-    with urllib.request.urlopen(f"{address}/asked") as answer:
-        asked = json.load(answer)
-    assert asked == ["/sound/x%231.parquet"]
+    assert _asked(address)[0] == ["/sound/x%231.parquet"]
+
+
+_KEY = {"X-Api-Key": SIGNATURE}
+
+
+@pytest.mark.parametrize("after", ["", "-after-2"])
+@pytest.mark.parametrize(
+    "settings", [{"headers": _KEY}, {"client_kwargs": {"headers": _KEY}},
+                 {"client_kwargs": {"cookies": _KEY}}]
+)  # fmt: skip
+def test_a_redirect_to_another_host_takes_no_secret_there(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: str, settings: Any
+) -> None:
+    monkeypatch.setitem(fsspec.config.conf, "http", settings)
+    source = f"{address}/elsewhere{after}/x.parquet"
+    status, said = _encode(source, tmp_path / "store")
+    assert status == DISK
+    assert said.startswith(
+        f"Error: cannot read {source}: it redirects to http://localhost, to which"
+    )
+    assert "\n" not in said
+    assert SIGNATURE not in said
+    assert not {"localhost", "localhost with secret"}.intersection(_asked(address)[1])
+    # On its own host, the server may redirect.
+    status, said = _encode(f"{address}/moved/x.parquet", tmp_path / "store")
+    assert "403, message='Forbidden'" in said
+
+
+@pytest.mark.parametrize("headers", [{}, {"Authorization": SIGNATURE, "User-Agent": "a"}])
+def test_a_redirect_to_another_host_is_followed_without_a_secret(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, headers: dict[str, str]
+) -> None:
+    """Servers of public files redirect; ``Authorization`` is left out by aiohttp."""
+    monkeypatch.setitem(fsspec.config.conf, "http", {"client_kwargs": {"headers": headers}})
+    status, said = _encode(f"{address}/elsewhere/x.parquet", tmp_path / "store")
+    assert status == 0, said
+    asked = _asked(address)[1]
+    assert "localhost" in asked
+    assert "localhost with secret" not in asked
 
 
 @pytest.mark.parametrize("how", ["404", "410"])

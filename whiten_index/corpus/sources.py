@@ -76,7 +76,10 @@ _WITHIN_OTHERS = (
     "zip", "tar", "libarchive", "reference", "dir", "cached", "simplecache", "filecache",
     "blockcache", "generic", "async_wrapper", "asyncwrapper", "local", "asynclocal", "arrow_hdfs",
 )  # fmt: skip
+_REDIRECTS = (301, 302, 303, 307, 308)
 _LONGEST_ANSWER = 1 << 26  # bytes of a list of links
+# Headers without a secret, and the one that aiohttp itself takes to no other server.
+_HARMLESS = ("accept", "accept-language", "user-agent", "authorization")
 # Decides by the names below the source whether a file is wanted or, with ``whole=False``, whether a
 # folder may hold wanted files.
 _Match = Callable[..., bool]
@@ -250,13 +253,35 @@ def _library(error: BaseException | None) -> str:
 
 
 def _http_options(source: str) -> dict[str, Any]:
-    """Return options by which no answer of a server at http:// or https:// fills the memory."""
+    """Return options by which no answer of a server at http:// or https:// does harm.
+
+    None fills the memory, and no redirect takes what fsspec's configuration adds to another host.
+    """
     if (scheme := source.partition(":")[0]) not in ("http", "https"):
         return {}
     import aiohttp
     import fsspec
+    from yarl import URL
+
+    settings = [fsspec.config.conf.get(each, {}) for each in ("http", "https")]
+    given = fsspec.config.conf.get(scheme, {}).get("client_kwargs", {})
+    added = {str(name).lower() for each in (given, *settings) for name in each.get("headers") or ()}
+    secret = any(each.get(name) for each in (given, *settings) for name in ("cookies", "auth"))
+    secret = secret or not added.issubset(_HARMLESS)
 
     class Response(aiohttp.ClientResponse):
+        async def start(self, connection: Any) -> aiohttp.ClientResponse:
+            await super().start(connection)
+            place = self.headers.get("Location") or self.headers.get("URI")
+            if secret and place and self.status in _REDIRECTS:
+                to = self.url.join(URL(place))
+                if to.host != self.url.host or (self.url.scheme, to.scheme) == ("https", "http"):
+                    raise aiohttp.ClientError(
+                        f"it redirects to {to.scheme}://{to.host}, to which the headers of "
+                        "fsspec's configuration are not sent"
+                    )
+            return self
+
         async def read(self) -> bytes:
             asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.request_info.headers.get("Range", ""))
             most = int(asked[2]) - int(asked[1]) + 1 if asked else _LONGEST_ANSWER
@@ -267,7 +292,6 @@ def _http_options(source: str) -> dict[str, Any]:
                     raise ValueError("the answer is longer than the range")
             return bytes(body)
 
-    given = fsspec.config.conf.get(scheme, {}).get("client_kwargs", {})
     return {"client_kwargs": {**given, "response_class": Response}}
 
 
