@@ -91,7 +91,8 @@ def read_sweep(path: Path, *, base: Mapping[str, Any], seeds: Sequence[int] = ()
         ConfigError: the file cannot be read, or asks for what is unknown.
     """
     try:
-        sweep = load_toml(read_bounded(path))
+        with reading(path):
+            sweep = load_toml(read_bounded(path))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} is no sweep that can be read ({error}); mend it") from error
     if unknown := sorted(sweep.keys() - {"seeds", "base", "runs"}):

@@ -260,6 +260,8 @@ def test_modules_of_other_packages_never_run(plain, tmp_path, monkeypatch):
         ({"num_hidden_layers": 1001}, "says 1,001 layers"),
         ({"num_hidden_layers": 0}, "has none of num_hidden_layers"),
         ({"num_labels": 10**10}, "says 10,000,000,000 labels"),
+        ({"max_position_embeddings": 10**9}, "says 1,000,000,000 positions"),
+        ({"model_type": "distilbert", "max_position_embeddings": 10**5}, "says 100,000 positions"),
     ],
 )
 def test_a_configuration_is_looked_at_before_a_model_is_made(change, message, plain, tmp_path):

@@ -22,6 +22,7 @@ import pytest
 from click.testing import CliRunner
 from starlette.testclient import TestClient
 
+from tests.helpers import builds
 from tests.helpers.builds import build_of, random_rows
 from tests.serving.conftest import ROWS, K, Serve, Server, build, corpus
 from whiten_index import QueryTransform, open_index
@@ -97,6 +98,24 @@ def test_candidates_are_ranked_again_if_the_index_was_opened_so(
         ]
         assert like[0] != like[1]
         assert client.post("/v1/compare", json={"text": TEXT}).json()["note"] is None
+
+
+def test_an_index_built_to_rank_again_is_served_with_its_store_moved(tmp_path: Path) -> None:
+    """Its kept columns are exact too: nanoseconds, and bytes in the usual base64."""
+    rows = random_rows(rows=600, dim=64)
+    times = pa.array(range(7, 607), pa.timestamp("ns", "UTC"))
+    kept = {"at": times, "raw": [b"\xff\xfe"] * 600}
+    source = builds.write_rows(tmp_path / "c.parquet", rows, **kept)
+    made = builds.build(
+        tmp_path / "i", source, keep=tuple(kept), store=str(tmp_path / "st"),
+        memory_budget="27KB", k=64,
+    )  # fmt: skip
+    assert made.manifest["factory"]["rerank"]
+    (tmp_path / "st").rename(tmp_path / "moved")
+    with asking(tmp_path / "i", store=str(tmp_path / "moved")) as client:
+        body = {"embeddings": rows[5:6].tolist(), "top_k": 1}
+        (hit,) = client.post("/v1/search", json=body).json()["results"][0]["hits"]
+    assert hit["columns"] == {"at": "1970-01-01T00:00:00.000000012+00:00", "raw": "//4="}
 
 
 def test_a_store_that_moved_is_named_for_the_comparison(

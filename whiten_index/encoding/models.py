@@ -69,7 +69,17 @@ _LONGEST_STATIC = 1 << 20
 _STATIC_LENGTH = 512  # tokens that model2vec reads of a text, unless its config.json says
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 # Each takes memory and time before it is compared with the weights.
-_LIMITS = {"layers": (_LAYERS, 1000), "labels": (("num_labels",), 100_000)}
+_LIMITS = {
+    "layers": (_LAYERS, 1000),
+    "labels": (("num_labels",), 100_000),
+    "positions": (("max_position_embeddings", "n_positions", "max_positions"), 1 << 20),
+    "experts": (("num_experts", "num_local_experts"), 10_000),
+}
+# transformers computes a table of sines for each position of these, number by number.
+_TABLED, _TABLED_POSITIONS = (
+    ("distilbert", "flaubert", "marian", "pegasus", "roformer", "xlm"),
+    8192,
+)
 _ELSEWHERE = re.compile(r"""--|['"][/.]""")  # another repository, or a path, in names of classes
 # These count positions from the padding index on, which is 1 unless they say so.
 _OFFSET_POSITIONS = (
@@ -289,7 +299,9 @@ def _require_own_code(name: str, config: Mapping[str, Any], *, consent: bool) ->
             f"config.json of model {name} names a model of images on the hub ({shown(image)}), "
             "which would be fetched; name a model of texts"
         )
+    tabled = config.get("model_type") in _TABLED
     for what, (keys, most) in _LIMITS.items():
+        most = _TABLED_POSITIONS if tabled and what == "positions" else most
         said = (each for each in _named(config, *keys) if isinstance(each, int))
         if (number := max(said, default=0)) > most:
             raise EncoderError(

@@ -115,7 +115,12 @@ class WhitenedRetriever(BaseRetriever):
             Document(
                 id=str(hit.id),
                 page_content=text,
-                metadata={**hit.columns, "id": hit.id, "score": hit.score},
+                metadata={
+                    # As in Hits.to_arrow.
+                    **{"kept_score" if n == "score" else n: v for n, v in hit.columns.items()},
+                    "id": hit.id,
+                    "score": hit.score,
+                },
             )
             for text, hit in found
         ]

@@ -431,7 +431,8 @@ def _reranker(
     if by not in (None, VECTORS, EMBEDDINGS):
         raise ConfigError(f"--rerank-by {by!r} is unknown; use {VECTORS}, {EMBEDDINGS}")
     if not wanted:
-        given = [name for name, value in (("--rerank-by", by), ("--store", store)) if value]
+        needless = (("--rerank-by", by), ("--store", store if candidates == 0 else None))
+        given = [name for name, value in needless if value]
         if given:
             raise ConfigError(
                 f"{' and '.join(given)} tells how to rank candidates again; say how many with "

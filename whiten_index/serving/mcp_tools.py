@@ -55,6 +55,6 @@ def mcp_server(service: "Service") -> MCPServer[Any]:
 
 def _plain(value: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = pydantic_core.to_jsonable_python(
-        value, fallback=str, bytes_mode="base64", inf_nan_mode="null"
+        value, fallback=str, inf_nan_mode="null"
     )
     return found

@@ -197,7 +197,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
 def _json(value: Any) -> Response:
     """Return JSON; kept columns of any type are in it."""
     return Response(
-        pydantic_core.to_json(value, fallback=_plain, bytes_mode="base64", inf_nan_mode="null"),
+        pydantic_core.to_json(value, fallback=_plain, inf_nan_mode="null"),
         media_type="application/json",
     )
 

@@ -53,7 +53,7 @@ class ServedIndex:
         given: dict[str, Any] = {each: getattr(options, each) for each in _OPENING}
         self.name, self._options, self._metrics = name, options, metrics
         self.place, _ = split_version(absolute(place))
-        if options.rerank:
+        if options.rerank != 0:
             given["store"] = options.store
         self._index: SearchIndex = open_index(
             place, **{each: value for each, value in given.items() if value is not None}
@@ -351,8 +351,23 @@ def _columns(opened: Opened, names: Sequence[str] | None) -> Sequence[str] | Non
 
 
 def _hit(hit: Hit, names: Sequence[str] | None = None) -> dict[str, Any]:
-    columns = hit.columns if names is None else {name: hit.columns[name] for name in names}
+    columns = {
+        name: _plain(hit.columns[name]) for name in (hit.columns if names is None else names)
+    }
     return {"id": hit.id, "score": hit.score, "columns": columns}
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a kept column with its bytes as base64 and its nanoseconds whole."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    # pydantic writes a Timestamp or Timedelta of pandas in microseconds.
+    exact = hasattr(value, "nanosecond") or hasattr(value, "nanoseconds")
+    return value.isoformat() if exact else value
 
 
 def _compared(
