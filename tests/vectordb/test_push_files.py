@@ -3,7 +3,10 @@
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +19,14 @@ from pyarrow import feather
 
 from tests.helpers import builds
 from tests.helpers.bad_input import run, succeed
-from tests.vectordb.pushed_rows import told_of
+from tests.vectordb.pushed_rows import Rows, told_of
 from whiten_index import QueryTransform
-from whiten_index.errors import ConfigError, GateError, StorageError
+from whiten_index.errors import ConfigError, DatabaseError, GateError, StorageError
 from whiten_index.vectordb.push import PushReport, push_index, pushed_version
 from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.vectordb.push_source import PushSource
 from whiten_index.vectordb.pushed_table import Layout, PushedTable
-from whiten_index.vectordb.vector_files import write_rows, written_files
+from whiten_index.vectordb.vector_files import write_rows, written_files, written_version
 
 ROWS, K = 200, 6
 
@@ -192,7 +195,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, name: str) -> 
         yield
 
     with pytest.raises(StorageError, match="free space"):
-        write_rows(path, layout, told(1, 1), batches())
+        write_rows(path, layout, told(1, 1), batches(), before=None)
     assert {each.name for each in tmp_path.iterdir()} == {e.name for e in written_files(path)}
     assert {each.read_text() for each in written_files(path)} == {"before"}
 
@@ -257,6 +260,65 @@ def test_rows_of_a_file_that_cannot_be_counted_are_damaged(index: Path, tmp_path
     status, _, said = run("push", index, "--to", path)
     assert (status, "v.arrow is damaged" in said) == (5, True), said
     assert path.read_bytes() == data
+
+
+@pytest.mark.parametrize("name", ["v.parquet", "v.arrow", "v.npy", "v.documents.parquet"])
+def test_a_file_that_came_while_rows_were_written_is_not_lost(tmp_path: Path, name: str) -> None:
+    rows, to = Rows.make(20), tmp_path / name.replace("documents.parquet", "npy")
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield from rows.batches()
+        (tmp_path / name).write_text("mine")
+
+    with pytest.raises(ConfigError, match=f"{name} holds something else than rows that a push"):
+        write_rows(to, rows.layout, rows.pushed, batches(), before=None)
+    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [(name, "mine")]
+
+
+@pytest.mark.parametrize("name", ["v.parquet", "v.npy"])
+@pytest.mark.parametrize("first", [True, False])
+def test_two_pushes_to_a_file(tmp_path: Path, name: str, first: bool) -> None:
+    """What the other wrote was not looked at when this one began."""
+    path, old, mine, theirs = tmp_path / name, *(Rows.make(20, seed=seed) for seed in range(3))
+    before = None
+    if not first:
+        write_rows(path, old.layout, old.pushed, old.batches(), before=None)
+        before = written_version(path)
+    other = replace(theirs.pushed, version="000007-other")
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        write_rows(path, theirs.layout, other, theirs.batches(), before=before)
+        yield from mine.batches()
+
+    with pytest.raises(DatabaseError, match=f"another push to .*{name} took this one over"):
+        write_rows(path, mine.layout, mine.pushed, batches(), before=before)
+    assert told_of(written_version(path)).version == "000007-other"
+    assert {each.name for each in tmp_path.iterdir()} == {e.name for e in written_files(path)}
+
+
+def test_two_pushes_that_end_at_once_leave_the_rows_of_one(tmp_path: Path) -> None:
+    path, barrier = tmp_path / "v.npy", threading.Barrier(2)
+    every = [Rows.make(20, seed=seed, ids=pa.array(range(seed, seed + 20))) for seed in range(2)]
+
+    def push(rows: Rows) -> int:
+        def batches() -> Iterator[pa.RecordBatch]:
+            yield from rows.batches()
+            barrier.wait(60)
+
+        try:
+            write_rows(path, rows.layout, rows.pushed, batches(), before=None)
+        except DatabaseError:
+            return 0
+        return 1
+
+    for _ in range(30):
+        with ThreadPoolExecutor(2) as pool:
+            assert sum(pool.map(push, every)) == 1
+        documents = path.with_suffix(".documents.parquet")
+        (rows,) = [one for one in every if one.ids == pq.read_table(documents)["id"].to_pylist()]
+        assert (np.load(path) == rows.vectors).all()
+        path.unlink()
+        documents.unlink()
 
 
 def test_documents_that_no_push_wrote_are_not_lost_to_those_of_vectors(

@@ -157,11 +157,11 @@ def leftovers_in(folder: Path) -> list[Path]:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a folder that no other process holds or has removed."""
+def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold the lock of a folder that no other process has removed, or holds unless we ``wait``."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         path.stat()
         yield
     finally:

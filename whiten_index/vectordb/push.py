@@ -180,7 +180,8 @@ def _write_file(config: PushConfig, stages: Stages) -> PushReport:
         _require_rows(config, str(path), source, before, there=before.rows)
         found = {"was": before.version, "rows_before": before.rows}
     with stages.stage("write", len(source)) as watcher:
-        write_rows(path, source.layout, after, source.batches(0, watcher))
+        batches = source.batches(0, watcher)
+        write_rows(path, source.layout, after, batches, before=before)
     notes = _note_new_queries(stages, before, after)
     target, why = " and ".join(map(str, written_files(path))), "a file is written as a whole"
     names = {"engine": ending(path), "target": target, "mode": "all", "why": why}

@@ -14,11 +14,12 @@ import pyarrow.dataset as pads
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from whiten_index.artifacts.atomic import replacing, require_replaceable
+from whiten_index.artifacts.atomic import locked, replacing, require_replaceable
 from whiten_index.artifacts.files import exists, is_file, is_link, reading, resolved, writing
 from whiten_index.artifacts.limits import load_json
 from whiten_index.artifacts.manifest import sealed_json, unsealed
 from whiten_index.errors import ArtifactError, ConfigError, first_line
+from whiten_index.vectordb.database_writer import taken_over
 from whiten_index.vectordb.push_config import ARROW, NPY, PARQUET
 from whiten_index.vectordb.pushed_table import (
     METADATA,
@@ -161,26 +162,45 @@ def written_files(path: Path) -> tuple[Path, ...]:
 
 
 def write_rows(
-    path: Path, layout: Layout, pushed: PushedTable, batches: Iterable[pa.RecordBatch]
+    path: Path,
+    layout: Layout,
+    pushed: PushedTable,
+    batches: Iterable[pa.RecordBatch],
+    *,
+    before: PushedTable | None,
 ) -> None:
-    """Write rows of a layout to a file, which is replaced as a whole at the end."""
+    """Write rows of a layout to a file, which is replaced as a whole at the end.
+
+    It is refused then if it is not what was there ``before``.
+    """
     facts = {name: getattr(pushed, name) for name in _DESCRIBED}
     marked = {METADATA: sealed_json(facts).decode()}
-    with contextlib.ExitStack() as open_files:
+    with contextlib.ExitStack() as turn, contextlib.ExitStack() as open_files:
         open_files.enter_context(writing(path, kept=""))
         places = [open_files.enter_context(replacing(each)) for each in written_files(path)]
         if ending(path) == NPY:
             earlier = _digests(written_files(path)[-1])
             _write_npy(places[0], places[1], layout, pushed.rows, marked, earlier, batches)
-            return
-        at = layout.schema.get_field_index(VECTOR)
-        kind = pa.float16() if layout.dtype == "float16" else pa.float32()
-        field = pa.field(VECTOR, pa.list_(kind, layout.k))
-        schema = layout.schema.set(at, field).with_metadata(marked)
-        make = pq.ParquetWriter if ending(path) == PARQUET else pa.ipc.new_file
-        # Arrow takes some paths for the addresses of file systems.
-        file = open_files.enter_context(places[0].open("wb"))
-        writer = open_files.enter_context(make(file, schema))
+        else:
+            _write_table(places[0], layout, marked, batches, path)
+        # Two pushes that put files in place at once would leave documents with others' vectors.
+        with contextlib.suppress(OSError):  # a file system without locks
+            turn.enter_context(locked(resolved(path.parent), wait=True))
+        if written_version(require_file(str(path))) != before:
+            raise taken_over(str(path))
+
+
+def _write_table(
+    place: Path, layout: Layout, marked: Mapping[str, str], batches: Iterable[pa.RecordBatch],
+    path: Path,
+) -> None:  # fmt: skip
+    at = layout.schema.get_field_index(VECTOR)
+    kind = pa.float16() if layout.dtype == "float16" else pa.float32()
+    field = pa.field(VECTOR, pa.list_(kind, layout.k))
+    schema = layout.schema.set(at, field).with_metadata(marked)
+    make = pq.ParquetWriter if ending(path) == PARQUET else pa.ipc.new_file
+    # Arrow takes some paths for the addresses of file systems.
+    with place.open("wb") as file, make(file, schema) as writer:
         for batch in batches:
             vectors = vectors_of(batch).astype(layout.dtype, copy=False)
             changed = batch.set_column(at, field, vectors_array(vectors, layout.k))
