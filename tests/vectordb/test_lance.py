@@ -1,6 +1,7 @@
 """LanceDB's own: plain tables, kills within a swap, pushes that meet in the engine, indexes."""
 
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -141,6 +142,22 @@ def test_an_open_table_stays_as_it_was(address: str, folder: Path) -> None:
     assert table.search(old.vectors[7]).limit(1).to_list()[0]["id"] == 7
     table.checkout_latest()
     assert table.search(new.vectors[7]).limit(1).to_list()[0]["id"] == 7
+
+
+def test_a_copy_of_a_table_is_one_of_its_own(address: str, folder: Path) -> None:
+    rows = Rows.make()
+    with open_writer(address, "docs") as writer:
+        fill(writer, rows)
+    shutil.copytree(folder / "docs.lance", folder / "copied.lance")
+    with open_writer(address, "copied") as copied:
+        assert copied.published() is not None
+        after = replace(rows.pushed, rows=299)
+        with copied.changing(after, rows.layout) as changing:
+            changing.delete([0])
+        assert_clean(copied, Rows(rows.table.slice(1), rows.layout))
+        copied.remove()
+    with open_writer(address, "docs") as writer:
+        assert_holds(writer, rows)
 
 
 def test_lists_at_which_the_engine_breaks_down(address: str) -> None:

@@ -256,7 +256,8 @@ class LanceWriter(DatabaseWriter):
         pushed = read_metadata(handle)
         if pushed is None:
             raise self._not_pushed(f"a table {name}")
-        return Stored(pushed, name == self._pending_name, handle)
+        # A copy of a table, or one whose folder was renamed, describes itself by another name.
+        return Stored(replace(pushed, name=name), name == self._pending_name, handle)
 
     def _has_lease(self, stored: Stored) -> bool:
         # A new handle: one that is brought up to date misses a table that was made again.
