@@ -56,6 +56,7 @@ def test_of_a_query_a_bounded_part_is_read(tiny_model, tmp_path, side):
     documents = encoder.encode([whole, part])
     assert np.abs(documents[0] - documents[1]).max() > 1e-3
     assert encoder.count_tokens([whole]) == encoder.count_tokens([part])
+    assert encoder.count_tokens([part, "a", part]) == encoder.count_tokens(["a", part, whole])
 
 
 @pytest.mark.parametrize(

@@ -57,8 +57,10 @@ class BatchEncoder(WindowEncoder):
 
     def count_tokens(self, texts: Sequence[str]) -> int:
         """Return how many tokens queries have together, without those that are cut."""
-        tokens = self.window(texts, queries=True).tokens
-        return 0 if tokens is None else len(tokens.ids)
+        window = self.window(texts, queries=True)
+        if (tokens := window.tokens) is None:
+            return 0
+        return int(tokens.lengths[tokens.places][window.places].sum())
 
     def run(
         self,

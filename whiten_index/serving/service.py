@@ -174,7 +174,10 @@ class Service:
         opened = served.opened
         texts = [body.texts] if isinstance(body.texts, str) else body.texts or ()
         number = max(len(texts), len(body.embeddings or ()), 1)
-        self._admit(texts, number, max(body.top_k, body.rerank or 0))
+        again = body.rerank
+        if again is None and opened.reranker is not None:
+            again = opened.reranker.candidates
+        self._admit(texts, number, max(body.top_k, again or 0))
         names = _columns(opened, body.columns)
         given = _embeddings(body.embeddings, opened)
         job = Job(opened, texts, given, body.id, body.top_k, body.filter, body.rerank)

@@ -227,7 +227,9 @@ class _State:
                 self._losses, self.curves = _LOGGED.validate_python(given, strict=True)
                 self._model.load_state_dict(load_file(path / _WEIGHTS))
                 if exists(path / _BEST_WEIGHTS):
-                    self.best = load_file(path / _BEST_WEIGHTS)
+                    # The file is mapped, and goes with its checkpoint.
+                    best = load_file(path / _BEST_WEIGHTS)
+                    self.best = {name: each.clone() for name, each in best.items()}
         except (OSError, StorageError, torch.OutOfMemoryError):
             raise
         except Exception as error:
