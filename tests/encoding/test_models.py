@@ -1,13 +1,17 @@
 """Models and their folders: what is found, resolved, fingerprinted and refused."""
 
+import errno
 import hashlib
 import json
+import os
+import resource
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import safetensors
 import transformers
 from safetensors.torch import load_file, save_file
 
@@ -15,7 +19,8 @@ from tests.helpers.code_models import edit_json
 from tests.helpers.tiny_models import add_modules, bert, copied, dense, load, resolve
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.load_encoder import resolve_encoder
-from whiten_index.encoding.tokenization import loading_model
+from whiten_index.encoding.spec import EncoderSpec
+from whiten_index.encoding.tokenization import load_tokenizer, loading_model
 from whiten_index.errors import ConfigError, EncoderError, StorageError
 
 
@@ -72,12 +77,75 @@ def test_an_error_of_the_system_is_none_of_the_model(tmp_path, monkeypatch, erro
     folder = add_modules(bert(tmp_path / "model"), "mean", dense())
 
     def fail(*_: Any, **__: Any) -> None:
-        with loading_model("it") if what.endswith("tokenizer") else nullcontext():
+        with loading_model("it", folder) if what.endswith("tokenizer") else nullcontext():
             raise error
 
     monkeypatch.setattr(f"whiten_index.{what}", fail)
     with pytest.raises(StorageError, match=r"too many|input/output|out of memory"):
         load(folder)
+
+
+@pytest.mark.parametrize("ends", ["2_Dense/model.safetensors", "model/model.safetensors"])
+@pytest.mark.parametrize("lasts", [False, True])
+def test_a_file_that_safetensors_cannot_open_is_not_taken_for_missing(
+    tmp_path, monkeypatch, ends, lasts
+):
+    """It says so of any file that the system does not open."""
+    folder = add_modules(bert(tmp_path / "model"), "mean", dense())
+    opened, limits = safetensors.safe_open, resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def full(path: Path, *arguments: Any, **options: Any) -> Any:
+        if str(path).endswith(ends):
+            with Path(os.devnull).open() as free:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (free.fileno(), limits[1]))
+        try:
+            return opened(path, *arguments, **options)
+        finally:
+            if not lasts:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+    monkeypatch.setattr("safetensors.torch.safe_open", full)
+    monkeypatch.setattr("transformers.modeling_utils.safe_open", full)
+    reason = "this process has too many" if lasts else f"{ends} could not be opened, though it is"
+    try:
+        with pytest.raises(StorageError, match=reason):
+            load(folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("lasts", [False, True])
+def test_an_error_of_the_system_makes_no_other_tokenizer(folder, monkeypatch, name, lasts):
+    """transformers takes what it cannot look at for absent, and makes one of the other files."""
+    spec, found = resolve_encoder(EncoderConfig(model=str(folder)))
+    stat, asked, failing = os.stat, 0, 0
+
+    def failed(path: Any, *arguments: Any, **options: Any) -> Any:
+        nonlocal asked
+        if str(path).endswith(f"copy/{name}"):
+            asked += 1
+            if failing and (asked == failing or (lasts and asked > failing)):
+                raise OSError(errno.EIO, "Input/output error", path)
+        return stat(path, *arguments, **options)
+
+    def tokens() -> list[int]:
+        assert isinstance(spec, EncoderSpec)
+        assert found is not None
+        with monkeypatch.context() as patched:
+            patched.setattr("os.stat", failed)
+            tokenizer = load_tokenizer(spec, found)
+        return list(tokenizer("The cat, running: Zürich")["input_ids"])
+
+    before, last = tokens(), asked
+    assert last > 1
+    for each in range(1, last + 1):
+        failing, asked = each, 0
+        if lasts:
+            with pytest.raises(StorageError, match=rf"{name}: the disk reports"):
+                tokens()
+        else:
+            assert tokens() == before
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json", "put back"])

@@ -16,7 +16,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from whiten_index import BuildConfig, QueryTransform, build_index, load_encoder, open_index
-from whiten_index.errors import ConfigError, EncoderError
+from whiten_index.errors import ConfigError, EncoderError, StorageError
 
 WORDS = [f"w{n}" for n in range(60)]
 DIM = 12
@@ -55,6 +55,21 @@ def test_embeddings_are_those_of_model2vec(model: Path) -> None:
     np.testing.assert_allclose(encoder.encode_queries(TEXTS), expected, atol=1e-5)
     # The fifth text is cut after 512 tokens.
     assert encoder.encode_window(TEXTS).truncated.tolist() == [n == 4 for n in range(len(TEXTS))]
+
+
+def test_a_table_that_safetensors_cannot_open_is_not_taken_for_missing(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(path: Path, *_: Any) -> None:
+        raise FileNotFoundError(f"No such file or directory: {path}")
+
+    monkeypatch.setattr("whiten_index.encoding.models.safe_open", closed)
+    (model / "config.json").write_text('{"model_type": "model2vec"}')
+    with pytest.raises(StorageError, match="could not be opened, though it is there; run"):
+        load_encoder(str(model))
+    (model / "model.safetensors").unlink()
+    with pytest.raises(EncoderError, match=r"complete the folder|restore the model folder"):
+        load_encoder(str(model))
 
 
 def test_tables_with_fewer_rows_than_tokens_are_read(model: Path) -> None:

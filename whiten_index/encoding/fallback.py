@@ -81,7 +81,7 @@ def fallback_shape(folder: ModelFolder, config: EncoderConfig) -> tuple[int, int
             f"{' or '.join('--' + name.replace('_', '-') for name in given)}; leave it out"
         )
     model = _loaded(folder, chosen_devices(config.device)[0])
-    with loading_model(f"model {folder.name}"):
+    with loading_model(f"model {folder.name}", folder.root):
         # Some modules do not say their width.
         width = np.shape(model.encode(["a"], show_progress_bar=False))[1]
         return int(width), model.get_max_seq_length()
@@ -107,7 +107,7 @@ def _load(
 
     transformers.utils.logging.disable_progress_bar()
     pin = {} if code_revision is None else {"code_revision": code_revision}
-    with loading_model(f"model {root}"):
+    with loading_model(f"model {root}", root):
         model: Any = SentenceTransformer(
             str(root),
             device=None if device == "auto" else device,

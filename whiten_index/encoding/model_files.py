@@ -1,5 +1,6 @@
 """Files of a model: fetched from the hub; JSON, weights, and modules of sentence-transformers."""
 
+import contextlib
 import errno
 import functools
 import hashlib
@@ -12,11 +13,13 @@ from typing import Any
 from whiten_index.artifacts.files import (
     exists,
     list_folder,
+    open_file,
     read_bounded,
     reading,
     resolved,
     sha256_file,
     state_of,
+    walk_files,
 )
 from whiten_index.artifacts.limits import VECTOR_NUMBERS, canonical_json, load_json
 from whiten_index.errors import (
@@ -104,6 +107,20 @@ def files_sha256(files: list[Path], *, name: str, folder: Path, what: str) -> st
     if len(digests) == 1:
         return digests[0]
     return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def require_readable(folder: Path, error: BaseException) -> None:
+    """Raise ``StorageError`` if the system kept the files of a model from being loaded.
+
+    safetensors and transformers take its errors for the absence of a file; ``error`` is theirs.
+    """
+    for path in walk_files(folder, leave_out=(".*",)):
+        with contextlib.suppress(OSError), reading(path):
+            open_file(path).close()
+            if isinstance(error, FileNotFoundError) and str(path) in str(error):
+                raise StorageError(
+                    f"{path} could not be opened, though it is there; run the same command again"
+                )
 
 
 @functools.lru_cache(maxsize=64)

@@ -42,6 +42,7 @@ from whiten_index.encoding.model_files import (
     read_pooling,
     refuse_settings,
     refuse_unknown,
+    require_readable,
     weight_files,
 )
 from whiten_index.errors import EncoderError, require_installed
@@ -471,6 +472,7 @@ def _table_width(name: str, root: Path) -> int:
             _, width = file.get_slice(table).get_shape()
             return int(width)
     except (OSError, SafetensorError, ValueError) as error:
+        require_readable(root, error)
         raise EncoderError(
             f"the table of the static model {name} in {root} cannot be read ({error}); restore the "
             "model folder"

@@ -109,7 +109,7 @@ def _session(folder: ModelFolder, threads: int | None) -> Any:
     options.intra_op_num_threads = threads or 0
     options.log_severity_level = 4  # what it logs quotes the file, control characters included
     require_regular(path)
-    with loading_model(str(path)):
+    with loading_model(str(path), folder.root):
         # Else they are mapped, and what is written to them later would show.
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             named = {

@@ -41,7 +41,7 @@ class StaticEncoder(Encoder):
                 f"{spec.model} is a static model, which adds rows of a table: leave out --pooling, "
                 "--dtype and --backend"
             )
-        with loading_model(f"model {spec.model}"):
+        with loading_model(f"model {spec.model}", folder.path):
             backend_tokenizer = Tokenizer.from_file(str(folder.path / "tokenizer.json"))
             size = backend_tokenizer.get_vocab_size()
             if max(backend_tokenizer.get_vocab().values(), default=0) >= size:

@@ -1,18 +1,22 @@
 """Tokenise a window of texts: each different text once, sorted by length."""
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.artifacts.files import reading
+from whiten_index.artifacts.files import is_file, is_folder, reading
 from whiten_index.artifacts.prefetch import ahead
+from whiten_index.encoding.model_files import require_readable
 from whiten_index.errors import ConfigError, EncoderError, StorageError, first_line
 
 if TYPE_CHECKING:
@@ -25,6 +29,9 @@ _CHUNK_TEXTS, _CHUNK_CHARACTERS = 1024, 1 << 20
 # has about 5 a token, so 64 nearly always hold enough; where they do not (long runs of blanks, or
 # words too long for the model), all of the text is read.
 _CHARACTERS_A_TOKEN = 64
+# What transformers asks for files by, and what tells an error of the system from an absence.
+_ASKED = {"isfile": is_file, "isdir": is_folder}
+_ASKING = threading.RLock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +167,7 @@ def load_tokenizer(spec: "EncoderSpec", folder: "ModelFolder") -> Any:
     # Loading prints reports that no caller of this library wants.
     transformers.utils.logging.set_verbosity_error()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    with loading_model(f"the tokenizer of {spec.model}"):
+    with loading_model(f"the tokenizer of {spec.model}", folder.path):
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder.path, **folder.loading)
         # Some classes hold two tokenizers and are none.
         _ = tokenizer.pad_token_id
@@ -170,13 +177,13 @@ def load_tokenizer(spec: "EncoderSpec", folder: "ModelFolder") -> Any:
 
 
 @contextmanager
-def loading_model(what: str) -> Iterator[None]:
+def loading_model(what: str, folder: Path) -> Iterator[None]:
     """Turn the errors of libraries that cannot load a model into an ``EncoderError``.
 
-    Those of the system are a ``StorageError``.
+    Those of the system are a ``StorageError``. The model's files are all below ``folder``.
     """
     try:
-        with reading(what):
+        with reading(what), _asking_again(folder):
             yield
     except StorageError:
         raise
@@ -184,10 +191,33 @@ def loading_model(what: str) -> Iterator[None]:
         # They raise all sorts of errors; a panic of Rust derives from ``BaseException``.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
+        require_readable(folder, error)
         raise EncoderError(
             f"{what} cannot be loaded ({type(error).__name__}: {first_line(error)[:160]}); "
             "check the folder, or --trust-remote-code if the model comes with code you trust"
         ) from error
+
+
+@contextmanager
+def _asking_again(folder: Path) -> Iterator[None]:
+    """Let no library take an error of the system for the absence of a file below a folder.
+
+    ``os.path.isfile`` says "no" to both, and without a file transformers makes other tokenizers.
+    """
+    with _ASKING:
+        asked = {name: getattr(os.path, name) for name in _ASKED}
+
+        def again(name: str, path: Any) -> bool:
+            below = isinstance(path, str | Path) and Path(path).is_relative_to(folder)
+            return asked[name](path) or (below and _ASKED[name](path))
+
+        try:
+            for name in asked:
+                setattr(os.path, name, partial(again, name))
+            yield
+        finally:
+            for name, function in asked.items():
+                setattr(os.path, name, function)
 
 
 def require_room(tokenizer: Any, spec: "EncoderSpec", prompt: str) -> None:

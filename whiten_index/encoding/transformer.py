@@ -48,7 +48,7 @@ def load_transformer(
     tokenizer, on_cpu = load_tokenizer(spec, folder), device.type == "cpu"
     transformers.utils.logging.disable_progress_bar()
     _require_size(folder)
-    with loading_model(f"model {spec.model}"):
+    with loading_model(f"model {spec.model}", folder.path):
         for file in weight_files(folder.path):
             if file.suffix != ".safetensors":
                 with open_file(file) as opened:
@@ -93,7 +93,7 @@ def _require_size(folder: ModelFolder) -> None:
     # Weights of quantized models have a part of a byte for each number.
     if folder.has_code or "quantization_config" in folder.config:
         return
-    with loading_model(f"model {folder.name}"):
+    with loading_model(f"model {folder.name}", folder.path):
         config = transformers.AutoConfig.from_pretrained(folder.path, **folder.loading)
         with torch.device("meta"):
             model = transformers.AutoModel.from_config(config)
@@ -112,7 +112,7 @@ def load_head(folder: ModelFolder) -> nn.Module | None:
     for dense in folder.head:
         # Its configuration may claim any width: nothing is allocated before the weights are there.
         linear = nn.Linear(dense.in_features, dense.out_features, bias=dense.bias, device="meta")
-        with loading_model(f"the weights of Dense in {dense.path}"):
+        with loading_model(f"the weights of Dense in {dense.path}", dense.path):
             tensors: dict[str, Tensor] = {}
             for file in weight_files(dense.path):
                 with reading(file):
