@@ -330,6 +330,33 @@ def test_a_file_of_another_format(tmp_path: Path, name: str, text: bytes) -> Non
     assert file.read_bytes() == text
 
 
+@pytest.mark.parametrize(("name", "end"), [
+    ("duckdb", ".wal"), ("duckdb", ".wal.checkpoint"), ("duckdb", ".wal.recovery"),
+    ("sqlite", "-wal"), ("sqlite", "-shm"), ("sqlite", "-journal"),
+])  # fmt: skip
+@pytest.mark.parametrize("linked", [False, True])
+def test_nothing_is_written_where_a_link_leads(
+    tmp_path: Path, name: str, end: str, linked: bool
+) -> None:
+    """The engine has its log beside the file to which a link of its name leads."""
+    mine, real = tmp_path / "mine", tmp_path / "folder" / "docs.db"
+    file, log = (tmp_path / "docs.db" if linked else real), real.with_name(real.name + end)
+    mine.write_text("mine")
+    real.parent.mkdir()
+    with open_writer(f"{name}://{real}", "docs") as writer:
+        fill(writer, Rows.make(20))
+    if linked:
+        file.symlink_to(real)
+    log.symlink_to(mine)
+    for make in (True, False):
+        with pytest.raises(ConfigError, match=f"docs.db{end} is a link, through which"):
+            open_writer(f"{name}://{file}", "docs", make=make)
+    assert mine.read_text() == "mine"
+    log.unlink()
+    with open_writer(f"{name}://{file}", "docs") as writer:
+        assert_holds(writer, Rows.make(20))
+
+
 def test_sizes_and_removal(writer: DatabaseWriter) -> None:
     rows = Rows.make(2000, k=32)
     writer.remove()

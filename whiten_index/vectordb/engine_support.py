@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from whiten_index.artifacts.atomic import require_plain_target
-from whiten_index.artifacts.files import is_folder, list_folder, resolved, size_of, walk_files
+from whiten_index.artifacts.files import is_folder, is_link, list_folder, resolved, size_of, walk_files
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.paths import cut
 from whiten_index.vectordb.engine_options import EngineOptions
@@ -41,6 +41,8 @@ _OF_DISKS = (
         "--option lock_timeout=SECONDS",
     ),
 )
+# Ends of the names of files that DuckDB and SQLite write beside a file.
+_LOGS = (".wal", ".wal.checkpoint", ".wal.recovery", "-wal", "-shm", "-journal")
 _OF_SERVERS = (
     ("certificate_verify_failed", "name a file of certificates to trust in SSL_CERT_FILE"),
     ("auth|privilege|permission|^40[13]", "give credentials that may write there, in {}"),
@@ -129,9 +131,13 @@ def require_engine_file(
     if is_folder(file) or not is_folder(file.parent):
         lacks = "is a folder" if is_folder(file) else "is in a folder that does not exist"
         raise ConfigError(f"{shown} {lacks}; name a file in an existing folder")
-    for end in ("", ".wal", "-wal", "-shm", "-journal"):
-        require_plain_target(file.with_name(file.name + end))
-    if not make and size_of(resolved(file)) == 0:
+    real = resolved(file)
+    for end in ("", *_LOGS):
+        beside = real.with_name(real.name + end)
+        require_plain_target(beside)
+        if is_link(beside):
+            raise ConfigError(f"{beside} is a link, through which the engine would write; remove it")
+    if not make and size_of(real) == 0:
         raise _not_there(shown)
     return file, shown
 
