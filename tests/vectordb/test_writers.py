@@ -1,6 +1,7 @@
 """Behaviour of every database writer, on the real engine, against brute force."""
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -766,11 +767,42 @@ def test_a_folder_of_other_files_is_left_alone(
     assert [each.name for each in own_folder.iterdir()] == [there]
 
 
-def test_hidden_files_and_ones_of_the_system_do_not_matter(
-    embedded: Backend, own_folder: Path
+def test_a_folder_with_a_link_is_refused(
+    embedded: Backend, own_folder: Path, tmp_path: Path
 ) -> None:
+    """LanceDB fills and drops a table wherever a link of its name leads."""
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "photo").write_text("mine")
+    rows = Rows.make(20)
+    with embedded.open() as writer:
+        fill(writer, rows)
+    there = next(filter(Path.is_dir, own_folder.iterdir()))
+    for link in (own_folder / "docs__pending.lance", there / "data2"):
+        link.symlink_to(mine)
+        for make in (True, False):
+            with pytest.raises(ConfigError, match=f"{link.name} is a link, through which the eng"):
+                open_writer(embedded.address, "docs", make=make)
+        link.unlink()
+    assert [each.name for each in mine.iterdir()] == ["photo"]
+    with embedded.open() as writer:
+        assert_holds(writer, rows)
+
+
+def test_hidden_files_and_ones_of_the_system_do_not_matter(
+    embedded: Backend, own_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as ``lost+found``, which the system lets nobody else read."""
     for name in (".DS_Store", "lost+found"):
         (own_folder / name).mkdir()
+    listed = os.scandir
+
+    def scandir(folder: Path) -> object:
+        if Path(folder).name == "lost+found":
+            raise PermissionError(13, "Permission denied")
+        return listed(folder)
+
+    monkeypatch.setattr(os, "scandir", scandir)
     rows = Rows.make(20)
     with embedded.open() as writer:
         fill(writer, rows)

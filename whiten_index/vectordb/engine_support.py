@@ -8,7 +8,14 @@ from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from whiten_index.artifacts.atomic import require_plain_target
-from whiten_index.artifacts.files import is_folder, is_link, list_folder, resolved, size_of, walk_files
+from whiten_index.artifacts.files import (
+    is_folder,
+    is_link,
+    list_folder,
+    resolved,
+    size_of,
+    walk_files,
+)
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.paths import cut
 from whiten_index.vectordb.engine_options import EngineOptions
@@ -43,6 +50,8 @@ _OF_DISKS = (
 )
 # Ends of the names of files that DuckDB and SQLite write beside a file.
 _LOGS = (".wal", ".wal.checkpoint", ".wal.recovery", "-wal", "-shm", "-journal")
+# A folder in the root of a disk, of the system.
+_LOST = "lost+found"
 _OF_SERVERS = (
     ("certificate_verify_failed", "name a file of certificates to trust in SSL_CERT_FILE"),
     ("auth|privilege|permission|^40[13]", "give credentials that may write there, in {}"),
@@ -103,9 +112,9 @@ def require_engine_folder(
     inside = list_folder(folder) if is_folder(folder) else []
     # Another push may remove files meanwhile.
     with suppress(FileNotFoundError):
-        for each in walk_files(folder) if inside else ():
-            require_plain_target(each)
-    others = [e.name for e in inside if not e.name.startswith(".") and e.name != "lost+found"]
+        for each in walk_files(folder, leave_out=(_LOST,)) if inside else ():
+            _require_plain(each)
+    others = [e.name for e in inside if not e.name.startswith(".") and e.name != _LOST]
     ours = any(list_folder(folder, each) for each in marks) if inside else False
     if others and not ours:
         raise ConfigError(
@@ -134,12 +143,19 @@ def require_engine_file(
     real = resolved(file)
     for end in ("", *_LOGS):
         beside = real.with_name(real.name + end)
-        require_plain_target(beside)
-        if is_link(beside):
-            raise ConfigError(f"{beside} is a link, through which the engine would write; remove it")
+        _require_plain(beside)
     if not make and size_of(real) == 0:
         raise _not_there(shown)
     return file, shown
+
+
+def _require_plain(path: Path) -> None:
+    require_plain_target(path)
+    if is_link(path):
+        raise ConfigError(
+            f"{path} is a link, through which the engine would write; put what it leads to in its "
+            "place, or remove it"
+        )
 
 
 def _not_there(address: str) -> DatabaseError:
