@@ -19,9 +19,9 @@ OPTIONS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def corpus_table(shards: int = SHARDS, *, seed: int = 0) -> pa.Table:
+def corpus_table(shards: int = SHARDS, *, seed: int = 0, first: int = 0) -> pa.Table:
     rows = random_rows(seed, rows=shards * ROWS)
-    ids = np.arange(len(rows))
+    ids = np.arange(first, first + len(rows))
     return pa.table({"id": ids, "title": [f"t{i}" for i in ids], "embedding": list(rows)})
 
 

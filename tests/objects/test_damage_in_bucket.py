@@ -88,14 +88,18 @@ def test_gc_puts_files_of_older_versions_there_again(s3, bucket, machine, tmp_pa
     """An update of a changed corpus reads none of them, and other machines have no copies."""
     corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
     build(corpus, out=out)
-    lost = [key for key in keys(s3, bucket, "index/store/") if "/digests/" in key]
-    lost += [
-        key for key in keys(s3, bucket, "index/store/") if "/rows/" in key and damage is delete
-    ]
+    every = keys(s3, bucket, "index/store/")
+    lost = [key for key in every if "/digests/" in key or "/rows/" in key]
+    assert len(lost) == 2 * SHARDS
     before = {key: body(s3, bucket, key) for key in lost}
     for key in lost:
         damage(s3, bucket, key)
-    build(corpus_file(tmp_path / "c.parquet", seed=1), out=out)
+    build(corpus_file(tmp_path / "c.parquet", seed=1, first=1000), out=out)
+    (report,) = (each for each in verify_paths([f"{out}/store"]) if not each.sound)
+    remedies = {each.path: each.remedy for each in report.damages}
+    for key in lost:
+        advice = f"whiten-index gc {out}/store, on a machine with a sound copy"
+        assert remedies[f"s3://{bucket}/{key}"].startswith(advice)
     gc_store(f"{out}/store", keep_days=0)
     assert {key: body(s3, bucket, key) for key in lost} == before
     machine("without copies")

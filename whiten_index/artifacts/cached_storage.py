@@ -172,6 +172,11 @@ class BucketStorage(Storage):
                 self._dropped.add(key)
 
     @override
+    def is_as_copied(self, path: Path) -> bool:
+        key = self._key(path)
+        return _content(self.folder / _FILE_NOTES / key) == self._note(key)
+
+    @override
     def keep(self, path: Path) -> None:
         key = self._key(path)
         was_there = exists(path / _NOTE) or exists(self.folder / _FILE_NOTES / key)
@@ -433,8 +438,7 @@ class BucketStorage(Storage):
 
     def _has_same_file(self, key: str, path: Path) -> bool:
         """Return whether the bucket has the same file; read it if its e-tag changed."""
-        note = self.folder / _FILE_NOTES / key
-        if _content(note) == self._note(key):
+        if self.is_as_copied(path):
             return True
         if self._bucket.digest(key) != (path.stat().st_size, sha256_file(path)):
             return False

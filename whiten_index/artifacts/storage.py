@@ -50,6 +50,10 @@ class Storage:
     def settle(self, path: Path) -> None:
         """Update what is here of an artifact from the bucket, if it is sound there."""
 
+    def is_as_copied(self, path: Path) -> bool:
+        """Return whether the bucket lists a file as it did when it was copied."""
+        return True
+
     def keep(self, path: Path) -> None:
         """Put a sound artifact or file into the bucket, if it is missing or damaged there."""
 

@@ -333,15 +333,14 @@ class EmbeddingStore(Segments):
         return [each / name for each in folders for name in self.mirror.names(each, f"[!.]*{_END}")]
 
     def keep_part_files(self, parts: Iterable[CorpusPart]) -> None:
-        """Put files of parts that a bucket lost there again, from sound copies here."""
-        if not self.mirror.uri:
-            return
-        there = {*self.all_part_files()}
-        for part in parts:
-            digests, documents = self.part_files(part)
-            for path in (digests, *({documents} - there)):
-                if exists(path) and self._checked_bytes(path) is not None:
-                    self.mirror.keep(path)
+        """Put files of parts that a bucket lost, or has otherwise, there again from sound copies.
+
+        Kept columns may be gigabytes, so that only copies of such files are read.
+        """
+        for path in {each for part in parts for each in self.part_files(part)}:
+            differs = exists(path) and not self.mirror.is_as_copied(path)
+            if differs and self._checked_bytes(path) is not None:
+                self.mirror.keep(path)
 
     def check_part_file(self, path: Path, part: CorpusPart | None) -> None:
         """Check a file of ``all_part_files``, and its length if the part that it is of is known.

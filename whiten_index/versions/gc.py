@@ -74,7 +74,7 @@ def gc_store(
 
     A row is needed by a corpus of the store, or by a version or candidate of an index that was
     built from it. Segments younger than ``keep_days`` stay too: they may be of an encode that was
-    interrupted. From a bucket, only digests are read.
+    interrupted. From a bucket, only digests are read, and files of which copies here differ.
 
     The store of a bridged version stays until that version is pruned, and no migration of this
     store's indexes is under way.

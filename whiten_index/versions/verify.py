@@ -315,8 +315,10 @@ class _StoreCheck(_Check):
         for each in self._references:
             for part in each.record.parts:
                 parts |= dict.fromkeys(self.store.part_files(part) if part.rows else (), part)
+        copied = f"whiten-index gc {root}, on a machine with a sound copy, puts it there again; or "
+        remedy = f"{copied if self.mirror.uri else ''}{self._again}"
         for path in dict.fromkeys([*self.store.all_part_files(), *parts]):
-            with self.checking("part_files", path, self._again):
+            with self.checking("part_files", path, remedy):
                 self.store.check_part_file(path, parts.get(path))
         self._check_segments()
         for kind in RESULTS:
