@@ -58,6 +58,33 @@ def test_vectors_whose_squares_leave_float32_are_refused(tmp_path: Path, factor:
     assert not (tmp_path / "out" / "CURRENT").exists()
 
 
+@pytest.mark.parametrize("factor", [1e20, 1e-24])
+@pytest.mark.parametrize("options", [
+    {"whiten": "none", "k": None}, {"whiten": "pca", "normalize_input": True},
+])  # fmt: skip
+def test_one_row_of_another_scale_is_refused(
+    tmp_path: Path, factor: float, options: dict[str, Any]
+) -> None:
+    rows = random_rows(31, rows=1000).astype(np.float64)
+    rows[1] *= factor
+    corpus = write_rows(tmp_path / "c.parquet", rows)
+    with pytest.raises(ConfigError, match=r"too long or too short for float32.*scale"):
+        build(tmp_path / "out", corpus, factory="Flat", **options)
+
+
+@pytest.mark.parametrize("factory", ["SQfp16", "IVF4,SQfp16", "HNSW8_SQfp16"])
+def test_numbers_that_codes_of_float16_cannot_hold_are_refused(
+    tmp_path: Path, factory: str
+) -> None:
+    rows = random_rows(31, rows=300)
+    rows[1] *= 1e5
+    corpus = write_rows(tmp_path / "c.parquet", rows)
+    options: dict[str, Any] = {"whiten": "none", "k": None, "similarity": "dot"}
+    with pytest.raises(ConfigError, match="numbers beyond 65,504, which codes of float16"):
+        build(tmp_path / "out", corpus, factory=factory, **options)
+    build(tmp_path / "out", corpus, factory="Flat", **options)
+
+
 def test_the_names_of_the_package_are_there_and_documented() -> None:
     names = {
         *("build_index", "encode_corpus", "open_index", "BuildConfig", "CorpusConfig"),

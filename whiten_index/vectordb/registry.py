@@ -7,7 +7,7 @@ import importlib
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from whiten_index.artifacts.files import reading
 from whiten_index.errors import ConfigError, StorageError, remedy_for
@@ -65,11 +65,8 @@ def require_database(address: str, options: Mapping[str, str]) -> EngineOptions:
     """Return the options of the database of an address; its client need not be installed."""
     engine = _engine(address)
     _require_plain_address(address, engine.parameters)
-    if "#" in address and engine is not PostgresOptions:
-        # What follows would be taken for a fragment, and the path before it for the whole one.
-        raise ConfigError(
-            f"the address of {engine.engine} has # in it, which ends the path; write it as %23"
-        )
+    if engine is not PostgresOptions:
+        _require_url(address, engine)
     return engine.parse(options)
 
 
@@ -126,6 +123,18 @@ def _require_plain_address(address: str, parameters: frozenset[str]) -> None:
             # One without a value may be a token.
             shown = f" {name}" if re.fullmatch("[a-z_]+", name) and value else ""
             raise _secret(f"a parameter{shown} of the address ({scheme}://…)", address)
+
+
+def _require_url(address: str, engine: type[EngineOptions]) -> None:
+    """Refuse what is no URL, and what Python would take for a fragment of one."""
+    try:
+        urlsplit(address)
+    except ValueError:
+        raise ConfigError(f"the address of {engine.engine} is one of {engine.example}") from None
+    if "#" in address:
+        raise ConfigError(
+            f"the address of {engine.engine} has # in it, which ends the path; write it as %23"
+        )
 
 
 def _secret(what: str, address: str) -> ConfigError:
