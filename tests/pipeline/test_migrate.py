@@ -472,6 +472,26 @@ def test_back_to_a_bridged_version_and_on_again(built: Path, folder: Path) -> No
     assert again.version.partition("-")[2] == finished.version.partition("-")[2]
 
 
+@pytest.mark.parametrize("how", ["rolled back", "damaged"])
+def test_a_version_that_was_rolled_back_or_damaged_is_no_way_back(
+    built: Path, folder: Path, how: str
+) -> None:
+    index = folder / "index"
+    (old,) = (each.name for each in list_versions(index))
+    pq.write_table(pq.read_table(built / "c.parquet").slice(0, 2_900), folder / "less.parquet")
+    corpus = (str(folder / "less.parquet"),)
+    unwanted = update_index(UpdateConfig(index=str(index), corpus=corpus)).version
+    if how == "rolled back":
+        rollback(index)
+    bridged = migrate(built, folder, rows=1_000, bridge=True).version
+    if how == "damaged":
+        os.truncate(index / "versions" / unwanted / "index.faiss", 100)
+    assert run("prune", index, "--keep", 1)[0] == 0
+    assert [each.name for each in list_versions(index)] == [bridged, old]
+    assert run("migrate", index, "--store", folder / "store", "--give-up")[0] == 0
+    assert [each.name for each in list_versions(index) if each.published] == [old]
+
+
 def judged(built: Path, folder: Path) -> dict[str, str]:
     rows, texts = list(range(600, 1_000, 10)), texts_of(built)
     queries = {"id": [f"q{row}" for row in rows], "text": [texts[row] for row in rows]}

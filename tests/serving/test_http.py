@@ -103,7 +103,8 @@ def test_candidates_are_ranked_again_if_the_index_was_opened_so(
 def test_an_index_built_to_rank_again_is_served_with_its_store_moved(tmp_path: Path) -> None:
     """Its kept columns are exact too: nanoseconds, and bytes in the usual base64."""
     rows = random_rows(rows=600, dim=64)
-    times = pa.array(range(7, 607), pa.timestamp("ns", "UTC"))
+    never = -(2**63)  # NaT of pandas
+    times = pa.array([never, *range(8, 607)]).view(pa.timestamp("ns", "UTC"))
     kept = {"at": times, "raw": [b"\xff\xfe"] * 600}
     source = builds.write_rows(tmp_path / "c.parquet", rows, **kept)
     made = builds.build(
@@ -113,9 +114,11 @@ def test_an_index_built_to_rank_again_is_served_with_its_store_moved(tmp_path: P
     assert made.manifest["factory"]["rerank"]
     (tmp_path / "st").rename(tmp_path / "moved")
     with asking(tmp_path / "i", store=str(tmp_path / "moved")) as client:
-        body = {"embeddings": rows[5:6].tolist(), "top_k": 1}
-        (hit,) = client.post("/v1/search", json=body).json()["results"][0]["hits"]
-    assert hit["columns"] == {"at": "1970-01-01T00:00:00.000000012+00:00", "raw": "//4="}
+        body = {"embeddings": rows[[5, 0]].tolist(), "top_k": 1}
+        found = client.post("/v1/search", json=body).json()["results"]
+    (hit, never_hit) = (each["hits"][0] for each in found)
+    assert never_hit["columns"]["at"] == "NaT"
+    assert hit["columns"] == {"at": "1970-01-01 00:00:00.000000012+00:00", "raw": "//4="}
 
 
 def test_a_store_that_moved_is_named_for_the_comparison(

@@ -18,7 +18,7 @@ from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.artifacts.object_store import split_uri
-from whiten_index.artifacts.storage import Place
+from whiten_index.artifacts.storage import Place, settled
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.load_encoder import resolve_encoder
 from whiten_index.encoding.spec import recorded_spec
@@ -322,7 +322,7 @@ def _bridged_store(
 def _bridged(base: BaseVersion, new: EmbeddingStore, end: str) -> str:
     """Return the place of the store of a bridged version of an index, with the end of its name."""
     owner = fingerprint({"index": owner_of(base.config.out_place)})
-    return f"{new.place}{BRIDGED}{owner[:8]}{end}"
+    return f"{settled(new.place)}{BRIDGED}{owner[:8]}{end}"
 
 
 def _remove_bridged(base: BaseVersion, new: EmbeddingStore, *, but: Iterable[str]) -> None:

@@ -43,6 +43,7 @@ from whiten_index.artifacts.files import (
     list_folder,
     open_regular,
     reading,
+    resolved,
     writing,
 )
 from whiten_index.artifacts.limits import LimitError, canonical_json, check_expanded, read_unpacked
@@ -504,10 +505,13 @@ def model_place(place: Place) -> Place | None:
 
 
 def bridged_places(place: Place) -> list[Place]:
-    """Return the places of the stores that migrations have made next to a store."""
+    """Return the places of the stores that migrations have made next to a store.
+
+    They are next to its folder, whichever link names it.
+    """
     found: list[Place]
     if isinstance(place, Path):
-        place = place.absolute()
+        place = resolved(place)
         found = [each for each in list_folder(place.parent) if is_folder(each)]
     else:
         parent = place.rpartition("/")[0]
