@@ -368,9 +368,9 @@ def _plain(value: Any) -> Any:
         return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
-    # pydantic writes a Timestamp or Timedelta of pandas in microseconds.
+    # pydantic writes a Timestamp or Timedelta of pandas in microseconds, and fails at NaT.
     exact = hasattr(value, "nanosecond") or hasattr(value, "nanoseconds")
-    return value.isoformat() if exact else value
+    return str(value) if exact else value
 
 
 def _compared(

@@ -381,19 +381,25 @@ def before_bridged(index: Place) -> str | None:
         found, damage = _looked(root / VERSIONS / name, "manifest", mirror)
         return dict(found), damage
 
-    published, damage = look(read_current(root, mirror).version)
+    current = read_current(root, mirror)
+    published, damage = look(current.version)
     if not published and damage is not None:
         raise damage
     if model_place(published.get("store", "")) is None:
         return None
-    model = recorded_spec(published["encoder"])
+    model, damaged = recorded_spec(published["encoder"]), None
     for name in reversed(_names(root, mirror)):
-        found, older = look(name)[0], version_number(name) < version_number(published["version"])
+        found, damage = look(name)
+        older = version_number(name) < version_number(published["version"])
         # A run that was killed made one of the new model, or a rollback left it.
         of_old = model and found.get("encoder_fingerprint") not in (None, model.fingerprint)
+        # What was rolled back is not what the migration began from.
+        older = older and name not in current.withdrawn
         if older and of_old and model_place(found["store"]) is None:
-            return name
-    return None
+            if damage is None:
+                return name
+            damaged = damaged or name
+    return damaged
 
 
 def _identity(name: str) -> str:
