@@ -80,6 +80,18 @@ def test_a_path_is_not_cut_off(address: str) -> None:
     require_database(address.format("%23"), {})
 
 
+@pytest.mark.parametrize(
+    "address",
+    [
+        "qdrant://[abc]", "milvus://[1.2.3.4]", "lancedb+s3://[abc]/x",
+        "sqlite://[abc]/x", "duckdb://[abc]/x", "qdrant://h\u2100/x",
+    ],
+)  # fmt: skip
+def test_an_address_that_is_no_url(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"the address of .* is one of .*://"):
+        require_database(address, {})
+
+
 CLIENTS = {
     "postgres": ("postgresql://h/db", "psycopg"),
     "qdrant": ("qdrant://h", "qdrant_client"),
