@@ -26,7 +26,7 @@ from whiten_index.index.library import INDEX, load_faiss, release_memory, write_
 from whiten_index.index.ondisk_ivf import IVF_DATA, PARTS, OnDiskLists, lists_on_disk
 from whiten_index.index.sizes import IndexBytes, measured_bytes
 from whiten_index.index.training import require_training_rows, train_index
-from whiten_index.index.transforms import VectorSource, rotation_for
+from whiten_index.index.transforms import VectorSource, largest_number, rotation_for
 from whiten_index.index.tuning import NEIGHBOURS, GroundTruth, tune_to_recall
 from whiten_index.progress import Progress, Stages
 from whiten_index.store.sampling import CorpusEmbeddings
@@ -98,7 +98,7 @@ def build_faiss_index(
         release_memory()
     inner = inner_index(plan.built, whitening.k)
     rotation = rotation_for(inner, whitening.k, seed=plan.seed)
-    vectors = VectorSource(embeddings, whitening, rotation, plan.work_bytes)
+    vectors = VectorSource(embeddings, whitening, rotation, plan.work_bytes, largest_number(inner))
     if reuse is not None:
         return build_from_codes(reuse, vectors, plan, stages, folder)
     require_training_rows(inner, plan.built, rows=vectors.rows)

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from whiten_index.store.sampling import CorpusEmbeddings
     from whiten_index.whitening.transform import Whitening
 
-# Rows of a block, the fewest within a budget, and those of a block whose lengths are checked.
-_BLOCK_ROWS, _LEAST_ROWS, _CHECKED_ROWS = 8192, 256, 256
+# Rows of a block, and the fewest within a budget.
+_BLOCK_ROWS, _LEAST_ROWS = 8192, 256
+_SMALL, _LARGE, _LARGEST_HALF = np.finfo(np.float32).tiny, np.finfo(np.float32).max, 65_504.0
+_UNIT_ERROR = 1e-3
 
 
 def wrap(
@@ -106,6 +108,17 @@ def is_lossy(inner: Any) -> bool:
     return True
 
 
+def largest_number(inner: Any) -> float:
+    """Return the largest number that the codes of an index take; infinite where it is float32's."""
+    faiss = load_faiss()
+    inner = faiss.downcast_index(inner)
+    if isinstance(inner, faiss.IndexHNSW):
+        return largest_number(inner.storage)
+    scalar = isinstance(inner, faiss.IndexScalarQuantizer | faiss.IndexIVFScalarQuantizer)
+    half = scalar and inner.sq.qtype == faiss.ScalarQuantizer.QT_fp16
+    return _LARGEST_HALF if half else np.inf
+
+
 @dataclass(frozen=True, eq=False)
 class VectorSource:
     """The vectors that an index keeps of a corpus."""
@@ -115,6 +128,7 @@ class VectorSource:
     # (k, k) random rotation, None if the codes gain nothing by one.
     rotation: NDArray[np.float64] | None = None
     work_bytes: int | None = None  # memory for blocks of rows, None for no limit
+    most: float = np.inf  # largest number that the codes of the index take
 
     @property
     def rows(self) -> int:
@@ -166,22 +180,47 @@ class VectorSource:
         with stages.stage(stage, self.rows if rows is None else len(rows)) as watcher:
             for block in blocks:
                 narrow = _as_float32(block)
-                self._require_lengths(block)
-                yield transforms(narrow)
+                vectors = transforms(narrow)
+                self._require_lengths(block, narrow, vectors)
+                yield vectors
                 watcher.advance(len(block))
 
-    def _require_lengths(self, rows: NDArray[np.floating]) -> None:
-        """Refuse rows that FAISS would scale to length 1 wrongly, by a sample of a block."""
-        some = rows[:: max(len(rows) // _CHECKED_ROWS, 1)]
+    def _require_lengths(
+        self, rows: NDArray[np.floating], narrow: Vectors, vectors: Vectors
+    ) -> None:
+        """Refuse rows that FAISS scaled to length 1 wrongly, or that its codes cannot hold."""
+        if np.isfinite(self.most) and np.abs(vectors).max(initial=0.0) > self.most:
+            raise ConfigError(
+                f"some vectors have numbers beyond {self.most:,g}, which codes of float16 cannot "
+                "hold; take another --factory, such as Flat, or scale the embeddings down"
+            )
+        squares = _squares(vectors)
+        odd = ~np.isfinite(squares)
+        if self.whitening.similarity == "cosine":
+            odd |= ~(np.abs(squares - 1) < _UNIT_ERROR)
+        if self.whitening.normalize_input:
+            own = _squares(narrow)
+            odd |= ~((own >= _SMALL) & (own <= _LARGE))
+        if not odd.any():
+            return
+        # Rows of zeros are odd too.
+        some = rows[odd]
         lengths = [np.linalg.norm(self.whitening.apply(some), axis=1)]
         if self.whitening.normalize_input:
             lengths.append(np.linalg.norm(some.astype(np.float64), axis=1))
-        least, most = np.finfo(np.float32).tiny ** 0.5, np.finfo(np.float32).max ** 0.5
+        least, most = _SMALL**0.5, _LARGE**0.5
         if any(((each > 0) & ((each < least) | (each > most))).any() for each in lengths):
             raise ConfigError(
                 "some vectors are too long or too short for float32, which FAISS computes in; "
                 "scale the embeddings to a length near 1"
             )
+
+
+def _squares(rows: Vectors) -> NDArray[np.float32]:
+    """Return the squares of the lengths (n,) of rows (n, k)."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        found: NDArray[np.float32] = np.einsum("ij,ij->i", rows, rows)
+    return found
 
 
 def _as_float32(rows: NDArray[np.floating]) -> NDArray[np.float32]:

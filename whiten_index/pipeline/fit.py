@@ -7,7 +7,7 @@ any, else pieces of the corpus, else the spectrum alone.
 import contextlib
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -207,9 +207,7 @@ def _choose(
         setting, candidates = choose_by_scores(grid, scores, errors=evidence.errors)
         why += "" if width else ", and of the widths the narrowest with 97 % of the best score"
         watcher.advance(evidence.count)
-        # A rotation changes no inner product.
-        whole = Setting(fit.k, 0.0, center=False)
-        raw = float(score_settings(fit, evidence.trials, [whole]).mean())
+        raw = _mean_score(evidence.trials, lambda rows: fit.compared(rows.astype(np.float64)))
     found = Choice(evidence.rule, setting, evidence.measure, evidence.count, candidates, why, raw)
     score = max(each.score for each in candidates if each.k == setting.k and each.leads)
     named = (name for name in ("k", "exponent") if getattr(config, name) is not None)
@@ -224,11 +222,17 @@ def _choose(
 
 def piece_score(trials: Sequence[Trial], whitening: Whitening) -> float:
     """Return the score of any transform by the trials of pieces, which may be part of its fit."""
+    return _mean_score(trials, whitening.vectors)
+
+
+def _mean_score(
+    trials: Sequence[Trial], vectors: Callable[[NDArray[np.floating]], NDArray[np.floating]]
+) -> float:
+    """Return the score of a way to make vectors of raw embeddings."""
     total = 0.0
     for trial in trials:
-        pair = (whitening.vectors(each) for each in (trial.queries, trial.candidates))
-        queries, candidates = (each.astype(np.float32) for each in pair)
-        total += trial.weight * float(trial.score(queries, candidates).mean())
+        pair = (vectors(each).astype(np.float32) for each in (trial.queries, trial.candidates))
+        total += trial.weight * float(trial.score(*pair).mean())
     return total / sum(trial.weight for trial in trials)
 
 

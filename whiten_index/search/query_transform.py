@@ -287,12 +287,17 @@ class QueryTransform:
         """Return the vectors (n, k), float32, of raw embeddings (n, d).
 
         Raises:
-            ConfigError: embeddings of another width, or with NaN, infinity or what is no number.
+            ConfigError: embeddings of another width, with NaN, infinity or what is no number, or
+                so long that a vector is beyond float32.
         """
         rows = real_rows(embeddings, self.dim, taker="this transform")
         # At least one block, as nothing concatenates none.
         parts = [*blocks(rows, _ROWS)] or [rows]
-        return np.concatenate([self.whitening.vectors(part).astype(np.float32) for part in parts])
+        with np.errstate(over="ignore"):
+            found = [self.whitening.vectors(part).astype(np.float32) for part in parts]
+        if not all(np.isfinite(each).all() for each in found):
+            raise ConfigError("some vectors are beyond float32; scale the embeddings down")
+        return np.concatenate(found)
 
     def encode_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the vectors (n, k), float32, of queries.
