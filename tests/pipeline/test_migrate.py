@@ -194,6 +194,21 @@ def test_the_name_of_a_store_is_no_pattern(built: Path, folder: Path) -> None:
     assert [path for path in folder.iterdir() if ".bridged-" in path.name] == [others]
 
 
+def test_bridged_stores_are_next_to_the_folder_that_a_link_names(
+    built: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    Path("disk").mkdir()
+    Path("link").symlink_to(Path("store").rename("disk/store"))
+    build(built, folder, corpus=str(built / "c.parquet"), store="link", out="other")
+    migrate(built, folder, index="other", store=None, rows=500, bridge=True)
+    migrate(built, folder, index="other", store=None)
+    assert run("prune", "other", "--keep", 1)[0] == 0
+    assert list(folder.rglob("*.bridged-*"))
+    assert run("gc", "other")[0] == 0
+    assert not list(folder.rglob("*.bridged-*"))
+
+
 def test_gc_leaves_what_a_migration_encoded_until_it_is_finished(built: Path, folder: Path) -> None:
     # Another index of the store has the new model already.
     pq.write_table(pq.read_table(built / "c.parquet").slice(0, 70), folder / "c.parquet")
