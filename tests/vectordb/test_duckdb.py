@@ -258,6 +258,23 @@ def test_what_users_added_is_not_lost(address: str, file: Path, order: str, adde
         assert writer.count() == 300
 
 
+def test_an_index_of_another_table_has_the_name(address: str) -> None:
+    """It is told before rows are sent, whether all of them or some."""
+    rows = Rows.make()
+    with open_writer(address, "docs", options={"index": "none"}) as writer:
+        writer._run("CREATE TABLE db.main.Other AS SELECT 1 AS n")
+        writer._run("CREATE INDEX Docs_vector_idx ON db.main.other (n)")
+        fill(writer, rows)
+    told = "index docs_vector_idx of table Other, whose name its own would have"
+    with open_writer(address, "docs") as writer:
+        with pytest.raises(DatabaseError, match=told):
+            writer.begin(rows.pushed, rows.layout)
+        with pytest.raises(DatabaseError, match=told), writer.changing(rows.pushed, rows.layout):
+            pass
+        assert writer.pending() is None
+        assert_holds(writer, rows)
+
+
 def test_changes_leave_a_column_and_an_index_of_users(address: str, file: Path) -> None:
     old, after, put = some_changes()
     with open_writer(address, "docs", options={"index": "none"}) as writer:

@@ -62,6 +62,11 @@ _ADDED = (
     "UNION ALL SELECT 'constraint ' || constraint_text FROM duckdb_constraints() WHERE "
     "database_name = 'db' AND schema_name = 'main' AND lower(table_name) = $1"
 )
+# The table with an index of the name that a push gives the index of another one.
+_NAME_TAKEN = (
+    "SELECT table_name FROM duckdb_indexes() WHERE database_name = 'db' AND schema_name = 'main' "
+    "AND lower(index_name) = $1 || '_vector_idx' AND lower(table_name) <> $1"
+)
 # What may compute something, in the definition of a table without its texts and quoted names.
 _COMPUTED = re.compile(r"generated always|\b(check|default)\(", re.IGNORECASE)
 _QUOTED = re.compile("\"(\"\"|[^\"])*\"|'(''|[^'])*'")
@@ -176,6 +181,15 @@ class DuckWriter(FileWriter):
     def _added(self, published: Stored) -> list[str]:
         found = self._run(_ADDED, published.name, list(published.table.columns)).fetchall()
         return [name for (name,) in found]
+
+    def _require_replaceable(self) -> Stored | None:
+        taken = self._run(_NAME_TAKEN, self._name).fetchone()
+        if taken and self._options.index == "hnsw":
+            raise DatabaseError(
+                f"{self.target}: there is an index {self._name}_vector_idx of table {taken[0]}, "
+                "whose name its own would have; drop that one, or give --option index=none"
+            )
+        return super()._require_replaceable()
 
     def _begin_changes(self) -> None:
         super()._begin_changes()
