@@ -321,6 +321,23 @@ def test_vectors_of_zeros(engine: Backend) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("columns", [("Lang", "lang"), ("ID",), ("a", "Vector")])
+def test_names_of_columns_that_differ_by_case_alone(
+    tmp_path: Path, request: pytest.FixtureRequest, name: str, columns: tuple[str, ...]
+) -> None:
+    """DuckDB renames one of them."""
+    one = Rows.make(2, **dict.fromkeys(columns, pa.array(["a", "b"])))
+    kept = Rows.make(2, **dict.fromkeys("\xc4\xe4", pa.array(["a", "b"])))
+    told = f"column '{columns[-1]}' differs from another by case alone"
+    with BACKENDS[name](tmp_path, request).open() as writer:
+        with pytest.raises(ConfigError, match=told):
+            writer.begin(one.pushed, one.layout)
+        assert writer.pending() is None
+        fill(writer, kept)
+        assert_holds(writer, kept)
+
+
+@pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("text", [b"mine" * 300, b"PAR1" * 300, b"SQLite format 3\0" * 9])
 def test_a_file_of_another_format(tmp_path: Path, name: str, text: bytes) -> None:
     file = tmp_path / "docs.db"

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from whiten_index.errors import first_line
+from whiten_index.errors import ConfigError, first_line
 from whiten_index.vectordb.database_writer import DatabaseWriter, Stored
 from whiten_index.vectordb.engine_options import EngineOptions
 from whiten_index.vectordb.engine_support import advice, require_engine_file
-from whiten_index.vectordb.pushed_table import Layout, RowsError
+from whiten_index.vectordb.pushed_table import Layout, PushedTable, RowsError
 
 
 class FileWriter(DatabaseWriter):
@@ -42,6 +42,19 @@ class FileWriter(DatabaseWriter):
     @abstractmethod
     def _insert(self, stored: Stored, rows: pa.RecordBatch, layout: Layout) -> None:
         """Add rows whose keys are not there."""
+
+    def begin(self, pushed: PushedTable, layout: Layout) -> None:
+        """Create an empty pending table, replacing any other."""
+        # Both engines ignore the case of ASCII, in names of columns too.
+        seen = set[bytes]()
+        for name in layout.schema.names:
+            if (lower := name.encode().lower()) in seen:
+                raise ConfigError(
+                    f"{self.target}: the name of column {name!r} differs from another by case "
+                    "alone; rename it in the corpus, or leave it out of --keep"
+                )
+            seen.add(lower)
+        super().begin(pushed, layout)
 
     def _explain(self, error: Exception) -> tuple[str, str]:
         reason = first_line(error)
