@@ -195,6 +195,24 @@ def test_another_form_makes_a_new_table(world: World, options: dict[str, Any]) -
     assert world.push(**{**options, "full": False}).mode == "nothing"
 
 
+@pytest.mark.parametrize("name", ["abc", "011"])
+def test_ids_that_were_texts_in_between_make_a_new_table(world: World, name: str) -> None:
+    """No number is one of them: 011 is another document than 11."""
+    numbers: dict[Any, Any] = {11 + at: row for at, row in enumerate(world.rows.values())}
+    texts = {str(number): row for number, row in numbers.items()}
+    shutil.rmtree(world.root / "index")
+    world.rows = numbers
+    world.build()
+    first = world.push()
+    world.rows = {**texts, name: texts["12"]}
+    world.update()
+    world.rows = numbers
+    world.update()
+    report = world.push()
+    assert (report.mode, report.why) == ("all", f"ids were texts since version {first.version}")
+    world.assert_same()
+
+
 def test_many_changes_make_a_new_table(world: World) -> None:
     first = world.push()
     world.change(*range(30))

@@ -284,8 +284,7 @@ class _TablePush:
         with self.writer.changing(self.after, layout) as changes:
             total = len(delta.rows) + len(delta.gone)
             with self.stages.stage("push changes", total) as watcher:
-                # Ids are text in the lists of changes.
-                ids = delta.gone.cast(layout.schema.field(ID).type).to_pylist()
+                ids = delta.gone.to_pylist()
                 changes.delete(ids)
                 watcher.advance(len(ids))
                 for batch in self.source.batches_of(delta.rows):

@@ -282,10 +282,17 @@ def delta_since(
     ids = pc.unique(pa.chunked_array(lists, pa.large_string()))
     if len(ids) > most:
         return None, many
+    try:
+        typed = ids.cast(source.layout.schema.field(ID).type)
+        same = typed.cast(ids.type).equals(ids)
+    except pa.ArrowInvalid:
+        same = False
+    if not same:
+        return None, f"ids were texts since version {before.version}"
     places = source.documents.places(ids)
     rows = np.flatnonzero(places >= 0)
     deleted = np.isin(np.arange(len(ids)), places, invert=True)
-    gone = ids if PASSAGE in source.layout.schema.names else ids.filter(pa.array(deleted))
+    gone = typed if PASSAGE in source.layout.schema.names else typed.filter(pa.array(deleted))
     delta = Delta(rows, gone, int(np.count_nonzero(deleted)))
     touched = len(rows) + delta.deleted
     if touched > most:
