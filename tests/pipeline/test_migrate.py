@@ -182,11 +182,11 @@ def test_the_store_of_a_bridged_version_stays_while_a_copy_has_it_published(
 
 
 def test_the_name_of_a_store_is_no_pattern(built: Path, folder: Path) -> None:
-    store, alike = folder / "st[ao]re*", folder / "stare*"
+    store, alike = folder / "st[ao]re*\n", folder / "stare*\n"
     for place in (store, alike):
         shutil.copytree(folder / "store", place)
     migrate(built, folder, store=str(alike), rows=500, bridge=True)
-    (others,) = folder.glob("stare*.bridged-*")
+    (others,) = folder.glob("stare*\n.bridged-*")
     for _ in range(2):
         migrate(built, folder, store=str(store), rows=500, bridge=True)
     for _ in range(2):

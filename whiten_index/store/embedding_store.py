@@ -67,7 +67,7 @@ from whiten_index.whitening.moments import Moments
 _DIGESTS, _ROWS, _END = "digests", "rows", ".zst"
 BRIDGED = ".bridged-"  # in the name of a store that a migration makes next to the new model's
 # By which a store notes what migrations of indexes fill it, or have filled it: false.
-_BRIDGED_PLACE = re.compile(rf"(.+){re.escape(BRIDGED)}[0-9a-f]{{16}}")
+_BRIDGED_PLACE = re.compile(rf"(.+){re.escape(BRIDGED)}[0-9a-f]{{16}}", re.DOTALL)
 # Rows of small parts whose moments are taken together.
 _ROWS_TOGETHER = 1024
 
