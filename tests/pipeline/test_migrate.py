@@ -209,6 +209,25 @@ def test_bridged_stores_are_next_to_the_folder_that_a_link_names(
     assert not list(folder.rglob("*.bridged-*"))
 
 
+@pytest.mark.parametrize("column", [False, True])
+def test_a_store_of_a_name_that_bridged_ones_have_is_refused(
+    built: Path, folder: Path, column: bool
+) -> None:
+    """gc would take it for one that can be made again."""
+    store = folder / "store.bridged-0123456789abcdef"
+    options: dict[str, Any] = {"store": str(store), "out": str(folder / "other")}
+    if column:
+        rows = pa.array(np.eye(70, 8).tolist(), pa.list_(pa.float32()))
+        pq.write_table(pa.table({"id": list(map(str, range(70))), "e": rows}), folder / "e.parquet")
+        options |= {"corpus": str(folder / "e.parquet"), "text_columns": (), "model": None}
+        options |= {"embedding_column": "e", "pooling": None, "k": 4}
+    else:
+        options["corpus"] = str(built / "c.parquet")
+    with pytest.raises(ConfigError, match=r"has a name of the stores of bridged.*; give it"):
+        build(built, folder, **options)
+    assert not store.exists()
+
+
 def test_gc_leaves_what_a_migration_encoded_until_it_is_finished(built: Path, folder: Path) -> None:
     # Another index of the store has the new model already.
     pq.write_table(pq.read_table(built / "c.parquet").slice(0, 70), folder / "c.parquet")

@@ -38,7 +38,7 @@ from whiten_index.encoding.window_encoder import WindowEncoder
 from whiten_index.errors import ConfigError, CorpusError, EncoderError
 from whiten_index.store.digest_index import Lookup
 from whiten_index.store.dtypes import StoreDtype
-from whiten_index.store.embedding_store import EmbeddingStore, model_place
+from whiten_index.store.embedding_store import EmbeddingStore, encoder_folders, model_place
 from whiten_index.store.notes import UNFINISHED
 from whiten_index.store.records import CorpusPart
 from whiten_index.store.segments import Segment, digests_name, keyed
@@ -430,6 +430,12 @@ def _split(batch: TextBatch, splitter: PassageSplitter) -> TextBatch:
 def shard_work(config: "BuildConfig", corpus: ParquetCorpus, *, write: bool = True) -> ShardWork:
     """Return the work on the shards of a corpus; ``write`` makes the store's folder."""
     make = EmbeddingStore.create if write else EmbeddingStore
+    own = model_place(config.store_place)
+    if own is not None and not encoder_folders(config.store_place):
+        raise ConfigError(
+            f"--store {config.store_place} has a name of the stores of bridged versions, which gc "
+            "removes; give it another name"
+        )
     if config.embedding_column is not None:
         encoder_json = _column_encoder(config, corpus)
         identity = {key: encoder_json[key] for key in ("kind", "dim")}
@@ -445,7 +451,6 @@ def shard_work(config: "BuildConfig", corpus: ParquetCorpus, *, write: bool = Tr
         spec, folder = local_model(encoder_config, by="--passage-tokens")
         splitter = PassageSplitter.load(spec, folder, *config.passages)
         folder.require_unchanged()
-    own = model_place(config.store_place)
     bridged = None if own is None else EmbeddingStore.open(config.store_place)
     store = make(own or config.store_place, spec.to_json(), spec.fingerprint)
     asked = _at_commit(encoder_config, store.encoder)
