@@ -320,6 +320,19 @@ def test_a_damaged_file_of_a_model_is_an_encoder_error(folder, file, text):
         load(folder)
 
 
+@pytest.mark.parametrize("name", ["special_tokens_map.json", "added_tokens.json"])
+def test_files_of_words_that_have_no_end_are_not_read(folder, name):
+    path = folder / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    with pytest.raises(EncoderError, match=rf"{name} cannot be read \(is a pipe"):
+        resolve(folder)
+    path.unlink()
+    path.write_text('{"a": "' + "a" * (16 << 20) + '"}')
+    with pytest.raises(EncoderError, match=rf"{name} cannot be read .*16,777,216"):
+        resolve(folder)
+
+
 def test_a_model_without_the_words_of_its_tokenizer_is_refused(folder):
     for name in ("tokenizer.json", "vocab.txt"):
         (folder / name).unlink(missing_ok=True)

