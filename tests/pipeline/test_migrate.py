@@ -234,7 +234,9 @@ def test_gc_leaves_what_a_migration_encoded_until_it_is_finished(built: Path, fo
     build(built, folder, out=str(folder / "other"), layers=(1,))
     encoded = migrate(built, folder, rows=1).encoded
     left_alone = gc_store(folder / "store", keep_days=0)
-    (note,) = folder.glob("store/*/migrations/*")
+    (note,) = (
+        each for each in folder.glob("store/*/migrations/*") if b"since" in each.read_bytes()
+    )
     whole = note.read_bytes()
     note.write_bytes(whole[:50] + bytes([whole[50] ^ 1]) + whole[51:])
     for command in (("gc", folder / "store", "--keep-days", 0), ("compact", folder / "store")):
@@ -268,6 +270,19 @@ def test_a_migration_that_is_given_up_holds_gc_off_no_longer(built: Path, folder
         migrate(built, folder, model=None, give_up=True)
     # All is encoded once more.
     assert migrate(built, folder).finished
+
+
+def test_a_migration_that_was_given_up_excuses_no_lost_records(built: Path, folder: Path) -> None:
+    corpus = str(folder / "less.parquet")
+    pq.write_table(pq.read_table(built / "c.parquet").slice(0, 70), corpus)
+    build(built, folder, out=str(folder / "other"), corpus=corpus, layers=(1,))
+    migrate(built, folder, rows=1)
+    assert run("migrate", folder / "index", "--store", folder / "store", "--give-up")[0] == 0
+    (new,) = {path.parent.parent for path in folder.glob("store/*/migrations/*")}
+    for path in new.glob("corpora/*"):
+        path.unlink()
+    with pytest.raises(ArtifactError, match="has no record of a corpus"):
+        gc_store(folder / "store", keep_days=0)
 
 
 def test_a_migration_of_an_index_that_is_gone_does_not_hold_gc_off(

@@ -1,6 +1,7 @@
 """What an update publishes and what it refuses: versions kept aside, damaged, of long ago."""
 
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from whiten_index import open_index
 from whiten_index.errors import ConfigError, GateError, WhiteningError
 from whiten_index.pipeline.update import update_index
 from whiten_index.pipeline.update_config import UpdateConfig
-from whiten_index.versions.retention import rollback
+from whiten_index.versions.retention import list_versions, rollback
 
 indexed, place = updates.indexed, updates.place
 
@@ -32,6 +33,24 @@ def test_a_corpus_that_became_again_what_it_was_is_a_version_of_its_own(place: P
     assert (counts["new"], counts["deleted"]) == (undone["deleted"], undone["new"])
     assert ids_of(place.out) == list(place.rows)
     assert rollback(place.out).to == second.version
+
+
+def test_the_version_of_a_killed_update_passes_the_gates_that_are_asked_now(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.files = {**place.files, "c.parquet": some_rows(range(900, 1000))}
+    place.write()
+    with monkeypatch.context() as patch:
+        patch.setattr("whiten_index.pipeline.update.set_current", Mock(side_effect=MemoryError))
+        with pytest.raises(MemoryError):
+            place.update()
+    with pytest.raises(GateError, match=r"--max-growth is 0\.01"):
+        place.update(max_growth=0.01)
+    # The same update again publishes what was made.
+    (made,) = (
+        each.name for each in list_versions(place.out) if not (each.published or each.candidate)
+    )
+    assert place.update().version == made
 
 
 def test_rows_of_a_version_that_a_gate_kept_back_are_not_encoded_again(place: Place) -> None:

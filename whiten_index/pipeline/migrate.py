@@ -259,6 +259,8 @@ def _mark(base: BaseVersion, new: EmbeddingStore, *, under_way: bool) -> None:
         since = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         note = {"from": old and old.name, "to": own and own.name, "since": since}
         new.results.save_migration(owner, under_way and note)
+        if new.record_paths():
+            new.results.save_migration(owner_of(None), False)
 
 
 def _rows(store: EmbeddingStore, digests: NDArray[np.uint8]) -> NDArray[np.floating]:
@@ -329,7 +331,9 @@ def _remove_bridged(base: BaseVersion, new: EmbeddingStore, *, but: Iterable[str
     """Remove the stores of earlier bridged versions of an index, which can be made again."""
     own, kept = Path(_bridged(base, new, "")).name, {Path(each).name for each in but}
     # A failure does no harm: gc removes the rest, or says why it cannot.
-    with contextlib.suppress(ArtifactError, StorageError):
+    locked = only_writer(base.root, what="index")
+    with contextlib.suppress(ArtifactError, StorageError, BusyError), locked:
+        kept.add(Path(read_published(base.config.out_place).fields["store"]).name)
         # A copy of the index may have published a version by the store of the same name.
         for index in indexes_of(new.place, open_stores(new.place)):
             kept.add(Path(read_published(index).fields["store"]).name)

@@ -12,6 +12,7 @@ import numpy as np
 from whiten_index.artifacts.atomic import remove_folder
 from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.artifacts.lock import only_writer
+from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.artifacts.object_store import Tag
 from whiten_index.errors import ConfigError, require_config
 from whiten_index.index.choice import IndexPlan, OperatingPoint
@@ -51,7 +52,7 @@ from whiten_index.pipeline.publish import (
     write_files,
 )
 from whiten_index.pipeline.query_files import CanaryFile
-from whiten_index.pipeline.update_config import UpdateConfig
+from whiten_index.pipeline.update_config import GateConfig, UpdateConfig
 from whiten_index.progress import Progress, Stages
 from whiten_index.store.digest_index import DigestIndex
 from whiten_index.store.embedding_store import EmbeddingStore
@@ -157,7 +158,9 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
             same_corpus = encoded.record.fingerprint == base.fields["corpus"]["fingerprint"]
             if spec.reuse is None or not same_corpus:
                 require_not_withdrawn(config, base, encoded.record, identity=spec.identity)
-                facts = {"base": base.source.name, "rows": changes.to_json(), **facts}
+                asked = {name: getattr(config, name) for name in GateConfig.__dataclass_fields__}
+                gates = {"gates_asked": fingerprint(asked)}
+                facts = {"base": base.source.name, "rows": changes.to_json(), **gates, **facts}
                 version = _publish(config, base, encoded, spec, changes, facts, canaries, before)
         # Only now: a corpus in another folder each night, or refused, would keep its shards.
         encoded.store.save_corpus(encoded.record, index=base.config.out_place)
@@ -194,13 +197,16 @@ def _publish(
     tag: Tag | None,
 ) -> str:
     """Make a version and publish it if its gates are passed; return its name."""
-    # An update of the same base may have made it and died before naming it. One of the same corpus
-    # that was published earlier does not count: its gates and changes are those of another update.
+    # The same update may have made it and died before naming it. One of the same corpus that was
+    # published earlier does not count: its gates and changes are those of another update.
     out, mirror, record = base.root, base.mirror, encoded.record
     version = find_version(out, spec.identity, mirror)
     if version is not None:
         made = read_version(out / VERSIONS / version).fields
-        if "update" in made and made["update"]["base"] == base.source.name:
+        before: Mapping[str, Any] = made.get("update", {})
+        same = all(before.get(name) == facts[name] for name in ("base", "gates_asked"))
+        # A file of canaries may be another one by now.
+        if same and config.canary_file is None:
             set_current(out, version, mirror=mirror, tag=tag)
             return version
     version = next_version(out, spec.identity, mirror)

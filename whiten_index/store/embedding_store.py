@@ -432,6 +432,9 @@ class EmbeddingStore(Segments):
         require_marks()
         replace(record, index=both).save(path)
         self.mirror.push(path)
+        if self.results.migrations():
+            # From now on, no record of a corpus is no sign that all migrations were given up.
+            self.results.save_migration(owner_of(None), False)
 
     def forget_corpus(self, source: Mapping[str, Any], *, index: Place) -> None:
         """Remove the record of a corpus that is kept for an index alone."""

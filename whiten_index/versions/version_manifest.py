@@ -101,6 +101,7 @@ class _Decision(TypedDict):
 
 class _Update(TypedDict):
     base: VersionName
+    gates_asked: Digest  # of the options of gates
     rows: dict[str, Count]
     drift: dict[str, Number | _Figures | None]
     shared: Number
