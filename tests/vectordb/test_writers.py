@@ -787,7 +787,7 @@ def test_a_folder_of_other_files_is_left_alone(
 def test_a_folder_with_a_link_is_refused(
     embedded: Backend, own_folder: Path, tmp_path: Path
 ) -> None:
-    """LanceDB fills and drops a table wherever a link of its name leads."""
+    """LanceDB fills and drops a table wherever a link of its name leads, others files."""
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "photo").write_text("mine")
@@ -795,8 +795,11 @@ def test_a_folder_with_a_link_is_refused(
     with embedded.open() as writer:
         fill(writer, rows)
     there = next(filter(Path.is_dir, own_folder.iterdir()))
-    for link in (own_folder / "docs__pending.lance", there / "data2"):
-        link.symlink_to(mine)
+    for link, target in (
+        (own_folder / "docs__pending.lance", mine), (there / "data2", mine),
+        (there / "manifest.json.prev", mine / "photo"), (own_folder / "lock", mine / "missing"),
+    ):  # fmt: skip
+        link.symlink_to(target)
         for make in (True, False):
             with pytest.raises(ConfigError, match=f"{link.name} is a link, through which the eng"):
                 open_writer(embedded.address, "docs", make=make)
