@@ -521,6 +521,19 @@ def test_back_to_a_bridged_version_and_on_again(built: Path, folder: Path) -> No
     assert again.version.partition("-")[2] == finished.version.partition("-")[2]
 
 
+def test_a_migration_goes_back_to_where_it_began(built: Path, folder: Path) -> None:
+    """A corpus that became again what it was is published as the version that it was."""
+    index, whole = folder / "index", pq.read_table(built / "c.parquet")
+    (old,) = (each.name for each in list_versions(index))
+    pq.write_table(whole.slice(0, 2_900), folder / "less.parquet")
+    update_index(UpdateConfig(index=str(index), corpus=(str(folder / "less.parquet"),)))
+    build(built, folder, corpus=str(built / "c.parquet"))
+    assert [each.name for each in list_versions(index) if each.published] == [old]
+    bridged = migrate(built, folder, rows=1_000, bridge=True).version
+    assert run("prune", index, "--keep", 1)[0] == 0
+    assert [each.name for each in list_versions(index)] == [bridged, old]
+
+
 @pytest.mark.parametrize("how", ["rolled back", "damaged"])
 def test_a_version_that_was_rolled_back_or_damaged_is_no_way_back(
     built: Path, folder: Path, how: str

@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,11 +94,10 @@ def read_tensors(
     """
     try:
         with reading(path), open_regular(path) as file:
-            data = file.read()
-        if (length := int.from_bytes(data[:8], "little")) > _HEADER_BYTES:
-            raise ValueError(f"its header has {length:,} bytes")  # noqa: TRY301
-        tensors = load(data)
-        facts: dict[str, str] = load_json(data[8 : 8 + length]).get(_HEADER) or {}
+            header, start = _read_header(file)
+            file.seek(0)
+            tensors = load(file.read(start + _size(header)))
+        facts: dict[str, str] = header.get(_HEADER) or {}
         if facts.get("kind") != kind or int(facts["format_version"]) > version:
             raise ArtifactError(
                 f"{path} holds {facts.get('kind')} of format {facts.get('format_version')}, and "
@@ -118,12 +117,7 @@ def map_tensor(path: Path | str, name: str, *, remedy: str) -> NDArray[Any]:
     """Map one array of a file of ``write_tensors``; only the file's length is checked."""
     try:
         with reading(path), open_regular(path) as file:
-            length = int.from_bytes(file.read(8), "little")
-            size = os.fstat(file.fileno()).st_size
-            header = load_json(file.read(min(length, _HEADER_BYTES)))
-        ends = [each[_PLACE][1] for key, each in header.items() if key != _HEADER]
-        if size != 8 + length + max(ends):
-            raise ValueError(f"it has {size} bytes")  # noqa: TRY301
+            header, start = _read_header(file)
         entry = header[name]
         first, _ = entry[_PLACE]
         dtype = np.dtype(_TYPES[entry["dtype"]])
@@ -131,9 +125,26 @@ def map_tensor(path: Path | str, name: str, *, remedy: str) -> NDArray[Any]:
         if 0 in shape:
             return np.empty(shape, dtype)  # nothing can be mapped
         with reading(path):
-            return np.memmap(path, dtype, mode="r", offset=8 + length + first, shape=shape)
+            return np.memmap(path, dtype, mode="r", offset=start + first, shape=shape)
     except (OSError, AttributeError, LookupError, ValueError, TypeError, OverflowError) as error:
         raise ArtifactError(f"{path} cannot be read ({error}); {remedy}") from error
+
+
+def _read_header(file: BinaryIO) -> tuple[dict[str, Any], int]:
+    """Return the header and where the arrays begin, of a file that is as long as they say."""
+    length, size = int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size
+    if length > _HEADER_BYTES:
+        raise ValueError(f"its header has {length:,} bytes")
+    header = load_json(file.read(length))
+    if size != 8 + length + _size(header):
+        raise ValueError(f"it has {size:,} bytes")
+    return header, 8 + length
+
+
+def _size(header: Mapping[str, Any]) -> int:
+    """Return the bytes of all arrays."""
+    ends = (int(each[_PLACE][1]) for name, each in header.items() if name != _HEADER)
+    return max(ends, default=0)
 
 
 def _check_shapes(tensors: Mapping[str, NDArray[Any]], shapes: Mapping[str, str]) -> None:

@@ -368,7 +368,11 @@ def certificate_gate(
     gate.blame({OTHER_JUDGEMENTS: (before or made)["judgements"] != made["judgements"]})
     # A column of more values than before is cut into thirds now.
     thirds = {one["by"] for one in made["strata"]} - {*made["inputs"]["by"]}
-    columns = {name for name in made["inputs"]["by"] if not any(name in each for each in thirds)}
+    columns = {
+        name
+        for name in made["inputs"]["by"]
+        if not {f"{name}, in thirds", f"length of {name}"} & thirds
+    }
     was, now = (
         {(one["by"], one["value"]) for one in some["strata"] if one["by"] in columns}
         for some in (before or made, made)

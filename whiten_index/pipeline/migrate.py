@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.cached_storage import place_of
-from whiten_index.artifacts.lock import only_writer
+from whiten_index.artifacts.lock import CLEANER, marked, only_writer
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.artifacts.object_store import split_uri
 from whiten_index.artifacts.storage import Place, settled
@@ -59,7 +59,7 @@ from whiten_index.store.sampling import CorpusEmbeddings, ids_of
 from whiten_index.store.segments import digests_name
 from whiten_index.versions.migration import BRIDGE, encoded_rows, filled_for, known_rows
 from whiten_index.versions.published import read_published, tidy
-from whiten_index.versions.references import indexes_of, open_store
+from whiten_index.versions.references import indexes_of, lock_indexes, open_store
 from whiten_index.versions.retention import before_bridged, rollback
 from whiten_index.whitening.bridge import Bridge, joint_moments
 from whiten_index.whitening.selection import reciprocal_ranks
@@ -142,7 +142,9 @@ def migrate_index(config: MigrateConfig, *, progress: Progress | None = None) ->
         report.comparison = _compare(judged, sides)
     if report.comparison is not None:
         _require_no_loss(config, report.comparison)
-    facts = None if report.comparison is None else {"models": report.comparison}
+    facts = dict[str, Any]()
+    if report.comparison is not None:
+        facts["models"] = report.comparison
     if whole:
         report.version = build_index(target, progress=progress, facts=facts).version
         report.finished = True
@@ -156,6 +158,7 @@ def migrate_index(config: MigrateConfig, *, progress: Progress | None = None) ->
         store = _bridged_store(base, new, bridge, length, stages)
         store.results.save_choice(BRIDGE, report.bridge)
         build = _bridged_build(target, base, store)
+        facts["bridged_from"] = base.source.name
         made = build_index(build, progress=progress, facts=facts)
         report.version, report.rows = made.version, made.encoded.record.rows
         report.encoded = encoded_rows(store, made.encoded.record, new)
@@ -331,8 +334,10 @@ def _remove_bridged(base: BaseVersion, new: EmbeddingStore, *, but: Iterable[str
     """Remove the stores of earlier bridged versions of an index, which can be made again."""
     own, kept = Path(_bridged(base, new, "")).name, {Path(each).name for each in but}
     # A failure does no harm: gc removes the rest, or says why it cannot.
-    locked = only_writer(base.root, what="index")
-    with contextlib.suppress(ArtifactError, StorageError, BusyError), locked:
+    suppressed = contextlib.suppress(ArtifactError, StorageError, BusyError)
+    with suppressed, contextlib.ExitStack() as locks:
+        lock_indexes([settled(base.config.out_place)], new.place, locks)
+        locks.enter_context(marked(new.place, CLEANER))
         kept.add(Path(read_published(base.config.out_place).fields["store"]).name)
         # A copy of the index may have published a version by the store of the same name.
         for index in indexes_of(new.place, open_stores(new.place)):

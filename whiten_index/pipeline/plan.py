@@ -130,7 +130,9 @@ def plan_update(config: UpdateConfig, *, progress: Progress | None = None) -> di
                 continue
             for shard in shards:
                 found = work.look(shard)
-                documents = work.kept.name_documents(found.batch.documents)
+                documents = ""
+                if len(found.batch):
+                    documents = work.kept.name_documents(found.batch.documents)
                 counted = len(found.batch), found.batch.read
                 parts.append(CorpusPart(found.name, documents, *counted, 0, 0))
                 read[id(parts[-1])] = shard

@@ -249,6 +249,8 @@ def _publish(
                 "one with whiten-index certify, or give --certify-gate to each update"
             )
         fields |= {"update": facts, "gates": [gate.to_json() for gate in gates]}
+        if "bridged_from" in base.fields:
+            fields["bridged_from"] = base.fields["bridged_from"]
     require_passed(gates, candidate=out / CANDIDATES / version)
     set_current(out, version, mirror=mirror, tag=tag, made=True)
     return version

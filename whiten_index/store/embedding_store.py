@@ -58,7 +58,7 @@ from whiten_index.encoding.spec import EncoderFacts, RemoteSpec, Spec, recorded_
 from whiten_index.errors import ArtifactError, CorpusError
 from whiten_index.paths import as_place
 from whiten_index.store.dtypes import keeps_moments
-from whiten_index.store.notes import INDEXES, IndexRegistry, ResultCache, owner_of
+from whiten_index.store.notes import INDEXES, MIGRATIONS, IndexRegistry, ResultCache, owner_of
 from whiten_index.store.records import CorpusPart, CorpusRecord
 from whiten_index.store.segments import REMEDY, EmbeddingRows, Segments, finite
 from whiten_index.whitening.moments import Moments
@@ -432,7 +432,8 @@ class EmbeddingStore(Segments):
         require_marks()
         replace(record, index=both).save(path)
         self.mirror.push(path)
-        if self.results.migrations():
+        # A damaged one is for gc to refuse.
+        if self.results.files(MIGRATIONS):
             # From now on, no record of a corpus is no sign that all migrations were given up.
             self.results.save_migration(owner_of(None), False)
 

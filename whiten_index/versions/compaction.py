@@ -83,6 +83,9 @@ def compact_store(root: Place, *, segment_rows: int = SHARD_ROWS) -> CompactRepo
     for store in itertools.filterfalse(is_being_filled, open_stores(place)):
         with contextlib.ExitStack() as locks:
             lock_stores(place, [store], locks)
+            if is_being_filled(store):
+                # A migration has begun meanwhile.
+                continue
             indexes = indexes_of(place, [store])
             lock_indexes(indexes, place, locks)
             wanted = needed_digests(store, references_of(place, [store], indexes))

@@ -162,7 +162,8 @@ def _move_migrations(store: EmbeddingStore, gone: Collection[str], to: Collectio
     for old in gone:
         if note := notes.get(old):
             for new in to:
-                store.results.save_migration(new, notes.get(new) or note)
+                # One that was finished at its new place stays so.
+                store.results.save_migration(new, notes.get(new, note))
             store.results.save_migration(old, None)
 
 

@@ -18,7 +18,7 @@ import re
 import stat
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -204,10 +204,21 @@ def set_current(
     try:
         put_current(root, Current(version, digest, facts, removed), mirror, tag)
     except BusyError:
-        mirror.latest(root / CURRENT)
-        if made and (not exists(root / CURRENT) or read_current(root).version != version):
-            mirror.remove(folder, own=True)
+        if made:
+            _remove_unpublished(root, version, mirror)
         raise
+
+
+def _remove_unpublished(root: Path, version: str, mirror: Storage) -> None:
+    """Remove a version that another machine was quicker than, and publish it nowhere again."""
+    tag = mirror.latest(root / CURRENT)
+    current = current_or_none(root)
+    if current is None or version == current.version or version in current.withdrawn:
+        return
+    # If a third machine is quicker again, the version stays until it is pruned.
+    with contextlib.suppress(BusyError):
+        put_current(root, replace(current, removed=(*current.removed, version)), mirror, tag)
+        mirror.remove(root / VERSIONS / version, own=True)
 
 
 def put_current(root: Path, current: Current, mirror: Storage, tag: Tag | None) -> None:

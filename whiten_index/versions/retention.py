@@ -388,7 +388,9 @@ def before_bridged(index: Place) -> str | None:
     if model_place(published.get("store", "")) is None:
         return None
     model, damaged = recorded_spec(published["encoder"]), None
-    for name in reversed(_names(root, mirror)):
+    names, noted = list(reversed(_names(root, mirror))), published.get("bridged_from")
+    # Others only count if it was pruned or is damaged.
+    for name in sorted(names, key=lambda name: name != noted):
         found, damage = look(name)
         older = version_number(name) < version_number(published["version"])
         # A run that was killed made one of the new model, or a rollback left it.

@@ -174,6 +174,7 @@ class VersionManifest(Described):
     gates: NotRequired[list[_Gate]]
     certificate: NotRequired[CertificateFacts]
     models: NotRequired[dict[str, Any]]  # their comparison, before a migration
+    bridged_from: NotRequired[VersionName]  # that a migration goes on from, or back to
 
 
 class WithdrawnFacts(TypedDict, total=False):
