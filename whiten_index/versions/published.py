@@ -211,14 +211,17 @@ def set_current(
 
 def _remove_unpublished(root: Path, version: str, mirror: Storage) -> None:
     """Remove a version that another machine was quicker than, and publish it nowhere again."""
-    tag = mirror.latest(root / CURRENT)
+    tag, folder = mirror.latest(root / CURRENT), root / VERSIONS / version
+    if not exists(root / CURRENT):
+        mirror.remove(folder, own=True)
+        return
     current = current_or_none(root)
     if current is None or version == current.version or version in current.withdrawn:
         return
     # If a third machine is quicker again, the version stays until it is pruned.
     with contextlib.suppress(BusyError):
         put_current(root, replace(current, removed=(*current.removed, version)), mirror, tag)
-        mirror.remove(root / VERSIONS / version, own=True)
+        mirror.remove(folder, own=True)
 
 
 def put_current(root: Path, current: Current, mirror: Storage, tag: Tag | None) -> None:
