@@ -126,7 +126,7 @@ class Bucket:
 
         Raises:
             ChangedError: the object there is another, or gone.
-            StorageError: the server does not take it, although what is there is as required.
+            StorageError: the server does not take it, although the object is as required.
         """
         mode: Any = "create" if over is None else dict(over) or "overwrite"
         refusal = Exception()

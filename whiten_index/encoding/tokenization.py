@@ -29,7 +29,7 @@ _CHUNK_TEXTS, _CHUNK_CHARACTERS = 1024, 1 << 20
 # has about 5 a token, so 64 nearly always hold enough; where they do not (long runs of blanks, or
 # words too long for the model), all of the text is read.
 _CHARACTERS_A_TOKEN = 64
-# What transformers asks for files by, and what tells an error of the system from an absence.
+# Functions by which transformers looks for files, and ours, which raise errors of the system.
 _ASKED = {"isfile": is_file, "isdir": is_folder}
 _ASKING = threading.RLock()
 

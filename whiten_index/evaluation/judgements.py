@@ -241,7 +241,7 @@ def qrels_file(folder: Path, split: str | None) -> tuple[Path, str | None]:
     qrels = _first(folder, "qrels.parquet", f"qrels/{name}.parquet", f"qrels/{name}.tsv")
     if qrels.suffix == ".parquet" and "split" in _columns(qrels):
         return qrels, name
-    # A file of one split has its name; in any other file there is none to choose.
+    # A file of one split has its name; no other file has splits to choose from.
     return qrels, split if qrels.name == "qrels.parquet" else None
 
 

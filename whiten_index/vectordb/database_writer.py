@@ -285,7 +285,7 @@ class DatabaseWriter(ABC):
         """Give the name to the pending table in one step; drop the table before."""
 
     def _added(self, published: Stored) -> list[str]:  # noqa: ARG002
-        """Return what users added to a table, such as ``column note``, if the engine can tell."""
+        """Return what users added to a table, such as ``column note``, if the engine shows it."""
         return []
 
     @abstractmethod

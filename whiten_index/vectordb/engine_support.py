@@ -48,7 +48,7 @@ _OF_DISKS = (
         "--option lock_timeout=SECONDS",
     ),
 )
-# Ends of the names of files that DuckDB and SQLite write beside a file.
+# Ends of the names of files that DuckDB and SQLite write next to a file.
 _LOGS = (".wal", ".wal.checkpoint", ".wal.recovery", "-wal", "-shm", "-journal")
 # A folder in the root of a disk, of the system.
 _LOST = "lost+found"
