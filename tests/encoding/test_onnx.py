@@ -8,9 +8,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
+import onnxruntime
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -19,7 +21,7 @@ import transformers
 
 from tests.helpers import tiny_models
 from whiten_index import BuildConfig, build_index, load_encoder, open_index
-from whiten_index.errors import ArtifactError, ConfigError, EncoderError
+from whiten_index.errors import ArtifactError, ConfigError, EncoderError, StorageError
 
 ODD = ["", "x", "the cat " * 300, "東京"]
 WITHOUT_TORCH = """
@@ -132,6 +134,28 @@ def test_a_file_of_other_weights_is_noticed(folder: Path, tmp_path: Path) -> Non
     onnx.save(graph, folder / "onnx/model.onnx")
     with pytest.raises(EncoderError, match="has changed: the cosine of one of twelve"):
         open_index(index, backend="onnx").search(["the cat"])
+
+
+def test_memory_that_runs_out_is_no_fault_of_the_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is it a text that the model cannot take, whose recorded embedding would be zeros."""
+    encoder = load_encoder(str(folder), backend="onnx")
+    monkeypatch.setattr("onnxruntime.InferenceSession.run", Mock(side_effect=MemoryError))
+    with pytest.raises(StorageError, match="out of memory"):
+        encoder.encode(ODD)
+    monkeypatch.undo()
+    tries = iter([MemoryError()])
+    real = onnxruntime.InferenceSession.run
+
+    def once(*given: Any) -> Any:
+        for each in tries:
+            raise each
+        return real(*given)
+
+    monkeypatch.setattr("onnxruntime.InferenceSession.run", once)
+    with pytest.raises(StorageError, match="out of memory"):
+        build(folder, folder, backend="onnx")
 
 
 @pytest.mark.parametrize("name", ["model.onnx_data", "weights.bin"])

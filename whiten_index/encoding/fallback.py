@@ -14,6 +14,7 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.files import unforeseen
 from whiten_index.encoding.batching import BatchEncoder, is_out_of_memory
 from whiten_index.encoding.encoder_config import EncoderConfig, chosen_devices
 from whiten_index.encoding.models import ModelFolder
@@ -58,6 +59,8 @@ class FallbackEncoder(BatchEncoder):
         except Exception as error:
             if is_out_of_memory(error):
                 raise
+            if (of_system := unforeseen(error, step="encode")) is not None:
+                raise of_system from error
             # Modules of others raise all sorts of errors.
             raise EncoderError(
                 f"sentence-transformers cannot encode with {self.spec.model} "
