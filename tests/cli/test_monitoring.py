@@ -5,6 +5,7 @@ import re
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -78,5 +79,15 @@ def test_a_failed_run_keeps_the_last_success(place: tuple[Path, Path], monkeypat
         with pytest.raises(StorageError, match="cannot"):
             write_metrics(path, **FAILED, index=index)
     assert read(path) == found
+    # Where the disk of the index is out, the file says at least that the run failed.
+    write_metrics(path, **DONE, index=index)
+    with monkeypatch.context() as patch:
+        out = StorageError("the disk is out")
+        patch.setattr(monitoring, "read_published", Mock(side_effect=out))
+        with pytest.raises(StorageError, match="the disk is out"):
+            write_metrics(path, **FAILED, index=index)
+    found = read(path)
+    assert found["last_run_exit_code",] == 7
+    assert ("published_rows",) not in found
     write_metrics(path, **FAILED, index=index.parent / "other")
     assert ("last_success_timestamp_seconds",) not in read(path)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.corpora import IN_TMP_PATH, open_corpus, read_all
 from whiten_index.corpus.row_filter import RowFilter
-from whiten_index.errors import ConfigError
+from whiten_index.errors import ConfigError, CorpusError
 
 FILTERED = {
     "lang": ["en", "de", "fr", "en", "it", "de"],
@@ -69,6 +69,29 @@ def test_numbers_are_rounded_as_the_column_is(bits, condition, wanted):
     if pa.types.is_decimal(bits):
         condition = condition.replace("1e300", "9e70")  # a decimal has 76 digits
     assert np.flatnonzero(RowFilter.parse(condition).mask(batch)).tolist() == wanted
+
+
+DAY, MOMENT = "2024-01-31T00:00:00", 1_706_659_200 * 10**9
+
+
+@pytest.mark.parametrize("kind", [pa.timestamp("ns"), pa.timestamp("ns", "Asia/Tokyo")])
+@pytest.mark.parametrize(
+    ("condition", "wanted"),
+    [
+        (f"t == '{DAY}.123456789'", [1]), (f"t > '{DAY}.123456789'", [2]),
+        (f"t <= '{DAY}.123456789'", [0, 1]), (f"t < '{DAY}.1234567'", [0]),
+        (f"t in ['{DAY}.123456789', '{DAY}.123457']", [1, 2]), (f"t > '{DAY}'", [0, 1, 2]),
+    ],
+)  # fmt: skip
+def test_times_are_compared_to_the_nanosecond(kind, condition, wanted):
+    rows = [MOMENT + part for part in (123_456_500, 123_456_789, 123_457_000)]
+    batch = pa.record_batch({"t": pa.array(rows, kind)})
+    assert np.flatnonzero(RowFilter.parse(condition).mask(batch)).tolist() == wanted
+    batch = pa.record_batch({"t": pa.array([row - MOMENT for row in rows], pa.time64("ns"))})
+    condition = condition.replace("2024-01-31T", "")
+    assert np.flatnonzero(RowFilter.parse(condition).mask(batch)).tolist() == wanted
+    with pytest.raises(CorpusError, match="has more than nine decimals"):
+        RowFilter.parse("t > '00:00:00.1234567891'").mask(batch)
 
 
 NUMBERS = {

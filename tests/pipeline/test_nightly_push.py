@@ -18,7 +18,7 @@ from whiten_index import BuildConfig, build_index
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.cli.nightly_job import NightlyJob, target
 from whiten_index.cli.signals import stop_on_signals
-from whiten_index.errors import ConfigError
+from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.registry import open_writer
 from whiten_index.versions.retention import rollback
 
@@ -240,12 +240,20 @@ def test_nothing_is_pushed_beside_another_job(world: World) -> None:
     assert world.servers["docs"] == Server()
 
 
-@pytest.mark.parametrize("rows", [ROWS, 20])
-def test_a_push_that_is_stopped(world: World, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+@pytest.mark.parametrize(("rows", "hidden"), [(ROWS, False), (ROWS, True), (20, False)])
+def test_a_push_that_is_stopped(
+    world: World, monkeypatch: pytest.MonkeyPatch, rows: int, hidden: bool
+) -> None:
     """The last line says what became of the update, which was over."""
 
     def stopped(*_: object) -> None:
-        signal.raise_signal(signal.SIGTERM)
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except KeyboardInterrupt:
+            if hidden:
+                # As clients of databases do.
+                raise DatabaseError("Query interrupted") from None
+            raise
 
     monkeypatch.setattr(MemoryWriter, "append", stopped)
     # What a signal leaves behind is of this test alone.

@@ -2,6 +2,8 @@
 
 import os
 import re
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -343,6 +345,20 @@ def test_no_other_file_is_opened(file: Path, tmp_path: Path) -> None:
     (tmp_path / "other.csv").write_text("1")
     with connect(file, make=True) as database, pytest.raises(duckdb.PermissionException):
         database.execute(f"FROM '{tmp_path}/other.csv'")
+
+
+def test_ctrl_c_in_a_query_is_no_error_of_the_database(writer: DatabaseWriter) -> None:
+    def ask() -> None:
+        with writer._reporting("the rows could not be read"):
+            writer._database.execute(
+                "SELECT sum(a.i * b.i) FROM range(10000000) a(i), range(99) b(i)"
+            )
+
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        ask()
+    timer.join()
 
 
 def test_an_interrupted_push_leaves_the_file_to_others(address: str, file: Path) -> None:

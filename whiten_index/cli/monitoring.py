@@ -63,7 +63,16 @@ def write_metrics(
 
     Every metric has the label ``index``, an absolute path or a URI. The time of the last success
     stays, if the index was not ``updated``.
+
+    Raises:
+        StorageError: the file cannot be written, or the index cannot be read; that of the run is
+            written then.
     """
+    version, unread = list[_Metric](), None
+    try:
+        version = _of_version(index)
+    except StorageError as error:
+        unread = error
     place, now = _shown(str(absolute(index))), time.time()
     # After an update that succeeded the index is as new as the corpus, even if a later step failed.
     success = now if updated else _last_success(path, place)
@@ -74,7 +83,7 @@ def write_metrics(
         ("last_run_exit_code", "Exit status: 0 done, 9 a gate failed.", "", exit_code),
         ("last_run_outcome", "1 at the outcome of the last run, else 0.", "outcome", outcomes),
         (_LAST_SUCCESS, "When a run last left the index as new as the corpus.", "", success),
-        *_of_version(index),
+        *version,
     ]
     registry = _client().CollectorRegistry()
     for name, text, label, value in metrics:
@@ -86,6 +95,8 @@ def write_metrics(
     # node_exporter reads no folders, so that it never sees half of the file.
     with writing(path, kept=""):
         replace_file(path, _client().generate_latest(registry))
+    if unread is not None:
+        raise unread
 
 
 def _client() -> Any:

@@ -18,7 +18,7 @@ from whiten_index.artifacts.files import is_folder
 from whiten_index.cli.log_lines import Ending, LogLines, ending_of, failure, run_job
 from whiten_index.cli.monitoring import check_metrics, write_metrics
 from whiten_index.cli.schema_options import paths_from, read_toml, rename_keys
-from whiten_index.cli.signals import INTERRUPTED
+from whiten_index.cli.signals import INTERRUPTED, raise_if_interrupted
 from whiten_index.cli.streams import print_exception
 from whiten_index.errors import BusyError, ConfigError, DatabaseError, GateError, WhitenIndexError
 from whiten_index.options import job_keys, schema
@@ -242,6 +242,8 @@ class _Night:
         try:
             yield
         except Exception as error:
+            # A library may have made another error of it.
+            raise_if_interrupted()
             self.failed[step] = status or ending_of(error).exit_code
             logged = {**failure(error), "exit_code": self.failed[step]}
             (lines or self.lines).log(f"{step.split()[0]}_failed", **logged)

@@ -44,6 +44,8 @@ _NOT_UNDERSTOOD = (SyntaxError, ValueError, TypeError, OverflowError, RecursionE
 _MOST_TERMS, _MOST_LEVELS, _MOST_CHARACTERS = 1_000, 100, 4 << 20
 # Beyond every column of integers, and within a decimal.
 _BEYOND = 10**30
+# A time with more decimals than Python reads, and its zone.
+_FRACTION = re.compile(r"(.*[.,]\d{6})(\d+)(\D.*|)")
 _TOO_DEEP = f"it nests more than {_MOST_LEVELS} levels"
 
 
@@ -209,6 +211,11 @@ def _members(node: ast.expr, column: pa.DataType | None) -> list[Any] | pa.Array
     if not isinstance(node, ast.List | ast.Tuple | ast.Set):
         raise TypeError("'in' takes a list")
     members = [_moment(_literal(each), column) for each in node.elts]
+    kinds = {each.type for each in members if isinstance(each, pa.Scalar)}
+    if len(kinds) > 1:
+        # Some have nanoseconds.
+        fine = next(kind for kind in kinds if kind.unit == "ns")
+        members = [each.cast(fine) for each in members]
     # Bytes may be text nobody declared.
     texts = (None, pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
     for member in members:
@@ -246,15 +253,32 @@ def _moment(value: Any, column: pa.DataType | None) -> Any:
     if not isinstance(value, str) or column is None:
         return value
     if pa.types.is_timestamp(column):
-        moment = datetime.datetime.fromisoformat(value)
-        if column.tz is None:
-            return moment
-        aware = moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
+        plain, nanoseconds = _split_nanoseconds(value)
+        moment = datetime.datetime.fromisoformat(plain)
+        if column.tz is not None and moment.tzinfo is None:
+            moment = moment.replace(tzinfo=datetime.UTC)
         # Arrow compares no two zones.
-        return pa.scalar(aware, pa.timestamp("us", tz=column.tz))
+        exact = pa.scalar(moment, pa.timestamp("us", tz=column.tz))
+        if not nanoseconds:
+            return exact
+        return pa.scalar(exact.value * 1000 + nanoseconds, pa.timestamp("ns", tz=column.tz))
     if pa.types.is_date(column):
         return datetime.date.fromisoformat(value)
-    return datetime.time.fromisoformat(value) if pa.types.is_time(column) else value
+    if not pa.types.is_time(column):
+        return value
+    plain, nanoseconds = _split_nanoseconds(value)
+    time = pa.scalar(datetime.time.fromisoformat(plain), pa.time64("us"))
+    return pa.scalar(time.value * 1000 + nanoseconds, pa.time64("ns")) if nanoseconds else time
+
+
+def _split_nanoseconds(text: str) -> tuple[str, int]:
+    """Return a time without what Python leaves out of it, and that in nanoseconds."""
+    found = _FRACTION.fullmatch(text)
+    if found is None:
+        return text, 0
+    if len(found[2]) > 3:
+        raise ValueError(f"{text!r} has more than nine decimals")
+    return found[1] + found[3], int(found[2].ljust(3, "0"))
 
 
 def _rounded(value: Any, column: pa.DataType | None) -> Any:

@@ -341,6 +341,9 @@ class DatabaseWriter(ABC):
         except (WhitenIndexError, MemoryError):
             raise
         except Exception as error:
+            # DuckDB makes an error of its own of Ctrl-C.
+            if isinstance(error.__cause__, KeyboardInterrupt):
+                raise error.__cause__ from None
             # Clients raise errors of several libraries, which have no base in common.
             reason, advice = self._explain(error)
             # The error itself may show a secret.

@@ -25,7 +25,7 @@ from whiten_index.store.embedding_store import (
     open_stores,
     remove_bridged,
 )
-from whiten_index.store.notes import UNFINISHED, owner_of
+from whiten_index.store.notes import CHOICES, SAMPLES, UNFINISHED, owner_of
 from whiten_index.store.records import CorpusPart
 from whiten_index.versions.published import read_index_id
 from whiten_index.versions.references import (
@@ -53,7 +53,7 @@ class GcReport:
     store: str  # the root folder
     dry_run: bool  # whether nothing was removed
     segments: int  # removed
-    parts: int  # files of digests, of ids and kept columns, and of interrupted encodes, removed
+    parts: int  # files of digests, of ids and kept columns, and of remembered results, removed
     bridged: int  # stores of bridged versions, removed
     leftovers: int  # unfinished files of writers that died, removed
     bytes: int  # freed, those of leftovers not counted
@@ -198,7 +198,11 @@ def _garbage(
     # A time in the future counts too.
     recent = {path for path in paths if mirror.modified(path) > since}
     kept = {path for path in paths if path.name in needed} | recent
-    there = [*store.all_part_files(), *store.results.files(UNFINISHED)]
+    # Results are made again when they are next needed.
+    results = (
+        path for kind in (CHOICES, SAMPLES, UNFINISHED) for path in store.results.files(kind)
+    )
+    there = [*store.all_part_files(), *results]
     kept_files = {path for path in there if path in files or mirror.modified(path) > since}
     gone, gone_files = set(paths) - kept, set(there) - kept_files
     size = mirror.size(*gone, *gone_files)
