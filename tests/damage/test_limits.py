@@ -311,6 +311,18 @@ def test_a_text_of_a_corpus_that_is_too_long(run, tmp_path):  # type: ignore[no-
     assert_says(found, 3, "c.parquet#0:1 of the corpus has more than 16,777,216 bytes of text")
 
 
+def test_a_footer_that_claims_any_size_plans_no_shards(run, tmp_path):  # type: ignore[no-untyped-def]
+    table, path = pa.table({"text": [f"t{row}" for row in range(77_777)]}), tmp_path / "c.parquet"
+    pq.write_table(table, path, use_dictionary=False, compression="none", write_statistics=False)
+    data, column = path.read_bytes(), pq.read_metadata(path).row_group(0).column(0)
+    size = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    footer = data[size:-8].replace(number(column.total_uncompressed_size), number(1 << 61))
+    footer = footer.replace(number(77_777), number(10**9))
+    path.write_bytes(data[:size] + footer + len(footer).to_bytes(4, "little") + b"PAR1")
+    build = ["encode", str(path), "--text-column", "text", "--store", str(tmp_path / "store")]
+    assert_says(run(build, 1 << 30), 3, "by its footer it unpacks to more than 1,073,741,824 bytes")
+
+
 @pytest.mark.parametrize(
     "case", ["text", "a.text", "wrong size", "encoded text", "filtered", "numbers", "prefixes"]
 )

@@ -86,7 +86,8 @@ def test_a_set_fails_by_its_status_and_without_passwords(
 def test_a_job_names_what_is_in_its_folder_and_addresses(tmp_path):
     (tmp_path / "m").mkdir()
     job = tmp_path / "job.toml"
-    for store, expected in (("s3://b/store", "s3://b/store"), ("raw", str(tmp_path / "raw"))):
+    home = ("~/raw", str(Path.home() / "raw"))
+    for store, expected in (("s3://b/store", "s3://b/store"), ("raw", str(tmp_path / "raw")), home):
         job.write_text(f'out = "x"\nsets = ["a"]\nstore = "{store}"\nmodel = "m"\n')
         read = retrieval_benchmark.Job.read(job)
         assert (read.store, read.options["model"]) == (expected, str(tmp_path / "m"))

@@ -24,7 +24,7 @@ from whiten_index.options import (
     options_of,
     unknown,
 )
-from whiten_index.paths import require_no_secret, shown
+from whiten_index.paths import at_home, require_no_secret, shown
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _TYPES: "dict[type, click.ParamType[Any]]" = {int: click.INT, float: click.FLOAT}
@@ -146,8 +146,8 @@ def paths_from(folder: Path, value: Any, *, mark: str = "://") -> Any:
     """
     if isinstance(value, list):
         return [paths_from(folder, each) for each in value]
-    path = isinstance(value, str) and value and mark not in value and value[0] != "~"
-    return str(folder / value) if path else value
+    path = isinstance(value, str) and value and mark not in value
+    return str(folder / at_home(value)) if path else value
 
 
 def read_job(path: Path, names: Mapping[str, str]) -> dict[str, Any]:

@@ -364,6 +364,13 @@ def _read_footer(
             f"{file.path} is not a readable Parquet file (its footer claims {rows:,} rows, and "
             f"{_MOST_ROWS:,} is the limit for a file); restore it or split it"
         )
+    try:
+        # By these bytes, shards are planned before any page is read.
+        check_expanded(sum(group.bytes for group in groups) if file.packed else 0, file.packed)
+    except LimitError as error:
+        raise CorpusError(
+            f"{file.path} is not a readable Parquet file (by its footer {error}); restore it"
+        ) from error
     return file, groups, schema
 
 
