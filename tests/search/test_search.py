@@ -1,5 +1,6 @@
 """Search against brute force, and run files against search."""
 
+import json
 import os
 import shutil
 import time
@@ -14,7 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
-from tests.helpers.builds import build_of
+from tests.helpers.bad_input import run, succeed
+from tests.helpers.builds import build_of, write_rows
 from whiten_index import CorpusConfig, open_index
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.evaluation.trec_run import write_run
@@ -98,6 +100,21 @@ def test_an_id_with_blanks_cannot_stand_in_a_trec_run_and_leaves_no_file(
     with pytest.raises(ConfigError, match=r"'q.*1.*' has blanks.*parquet or .jsonl"):
         write_run(tmp_path / "run.trec", open_index(index).rank(config, top_k=3))
     assert [path.name for path in tmp_path.iterdir()] == ["queries.parquet"]
+
+
+def test_runs_lose_no_kept_column_and_are_json(tmp_path: Path, rows: NDArray[np.float32]) -> None:
+    kept = {"score": [np.nan] * ROWS, "kept_score": ["k"] * ROWS, "raw": [b"\xff\xfe"] * ROWS}
+    table = pa.table({"id": range(ROWS), "e": list(rows), **kept})
+    folder = build_of(table, tmp_path, whiten="whitening", k=K, keep=list(kept))
+    queries = write_rows(tmp_path / "q.parquet", rows[:2])
+    asked = ("--queries", queries, "--embedding-column", "embedding", "--top-k", 1)
+    succeed("search", folder, *asked, "--run", tmp_path / "run.jsonl")
+    lines = (tmp_path / "run.jsonl").read_text().splitlines()
+    columns = [json.loads(line, parse_constant=pytest.fail)["hits"][0]["columns"] for line in lines]
+    assert columns == [{"score": None, "kept_score": "k", "raw": "//4="}] * 2
+    status, _, said = run("search", folder, *asked, "--run", tmp_path / "run.parquet")
+    assert (status, "columns score and kept_score are both kept" in said) == (2, True), said
+    assert not (tmp_path / "run.parquet").exists()
 
 
 def test_hits_as_a_table(index: Path, queries: NDArray[np.float32]) -> None:

@@ -1,9 +1,11 @@
 """Limits on what a file may make the program hold, and the functions that read within them."""
 
+import base64
 import json
+import math
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import IO, Any, TypeVar
 
 # Python's own parser gives up near 1,000 levels, and code that walks a value should not have to
@@ -61,6 +63,24 @@ def check_expanded(size: float, packed: int) -> None:
 def read_unpacked(file: IO[bytes], packed: int) -> bytes:
     """Return the rest of a file of ``packed`` bytes that unpacks it; raise as ``read_up_to``."""
     return read_up_to(file, max(_EXPANDED_BYTES, _EXPANSION * packed))
+
+
+def json_value(value: Any) -> Any:
+    """Return a value as JSON has it, at any depth.
+
+    Bytes are base64, NaN and infinity null, and times with nanoseconds text.
+    """
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, Mapping):
+        return {name: json_value(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(each) for each in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    # A Timestamp or Timedelta of pandas is written in microseconds elsewhere, and NaT fails.
+    exact = hasattr(value, "nanosecond") or hasattr(value, "nanoseconds")
+    return str(value) if exact else value
 
 
 def load_toml(data: bytes) -> dict[str, Any]:

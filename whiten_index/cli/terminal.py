@@ -1,6 +1,5 @@
 """Output on a terminal: progress bars, tables, and reports as JSON or for people."""
 
-import math
 import sys
 import threading
 import time
@@ -9,6 +8,7 @@ from typing import Any
 
 import click
 
+from whiten_index.artifacts.limits import json_value
 from whiten_index.cli.signals import raise_if_interrupted
 from whiten_index.paths import cell, plain_json
 from whiten_index.progress import Progress
@@ -100,20 +100,12 @@ def show(
 
 
 def print_json(value: Mapping[str, Any]) -> None:
-    """Print one JSON object on standard output; NaN and infinity, which JSON lacks, are null."""
+    """Print one JSON object on standard output; see ``json_value``."""
     import json
 
     # Made as a whole first: half an object would be worse than none.
-    text = json.dumps(_finite(value), ensure_ascii=False, default=str, allow_nan=False)
+    text = json.dumps(json_value(value), ensure_ascii=False, default=str, allow_nan=False)
     sys.stdout.write(plain_json(text).encode(errors="replace").decode() + "\n")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def describe(report: Mapping[str, Any], *names: str) -> Iterator[str]:

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from whiten_index.artifacts.atomic import replacing, require_plain_target
 from whiten_index.artifacts.files import exists, is_folder, is_link, writing
+from whiten_index.artifacts.limits import json_value
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation.judgements import to_id, to_number
 from whiten_index.evaluation.label_table import LabelTable
@@ -93,7 +94,8 @@ def _write_text(path: Path, rankings: Iterator[Ranking], *, as_json: bool) -> No
                 for hit, kept in zip(hits, _read_hits(ranking), strict=False):
                     hit |= {"columns": kept.columns} if kept.columns else {}
                 line = {"query_id": ranking.query_id, "hits": hits}
-                file.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")
+                text = json.dumps(json_value(line), ensure_ascii=False, default=str)
+                file.write(text + "\n")
                 continue
             query = _word(ranking.query_id)
             for rank, (document, score) in enumerate(pairs, start=1):
@@ -114,7 +116,12 @@ def _write_parquet(path: Path, rankings: Iterator[Ranking]) -> None:
             for kept in getattr(read[0], "schema", ()):
                 if kept.name != "id":
                     values = [hit.columns[kept.name] for hits in read for hit in hits]
-                    name = f"kept_{kept.name}" if kept.name in found else kept.name
+                    name = f"kept_{kept.name}" if kept.name in _EMPTY.names else kept.name
+                    if name in found:
+                        raise ConfigError(
+                            f"columns {name.removeprefix('kept_')} and {name} are both kept; "
+                            "write a .jsonl run, or rename one of them"
+                        )
                     found[name] = pa.array(values, kept.type)
             table = pa.table(found)
             # Of queries without hits the types are not known, and nothing is to be written.

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.limits import json_value
 from whiten_index.errors import ConfigError, NotFoundError, WhitenIndexError, first_line
 from whiten_index.index.library import release_memory
 from whiten_index.paths import absolute, cell, shown
@@ -355,22 +356,9 @@ def _columns(opened: Opened, names: Sequence[str] | None) -> Sequence[str] | Non
 
 def _hit(hit: Hit, names: Sequence[str] | None = None) -> dict[str, Any]:
     columns = {
-        name: _plain(hit.columns[name]) for name in (hit.columns if names is None else names)
+        name: json_value(hit.columns[name]) for name in (hit.columns if names is None else names)
     }
     return {"id": hit.id, "score": hit.score, "columns": columns}
-
-
-def _plain(value: Any) -> Any:
-    """Return a value of a kept column with its bytes as base64 and its nanoseconds whole."""
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    # pydantic writes a Timestamp or Timedelta of pandas in microseconds, and fails at NaT.
-    exact = hasattr(value, "nanosecond") or hasattr(value, "nanoseconds")
-    return str(value) if exact else value
 
 
 def _compared(
