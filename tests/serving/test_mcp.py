@@ -60,10 +60,12 @@ def of_embeddings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("end", "status"), [("SIGTERM", 0), ("SIGINT", 0), ("reader gone, input ended", 141)]
+    # The input may be seen to end before the answer is written.
+    ("end", "statuses"),
+    [("SIGTERM", {0}), ("SIGINT", {0}), ("reader gone, input ended", {0, 141})],
 )
 def test_an_input_that_stays_open_keeps_no_server(
-    of_embeddings: Path, end: str, status: int
+    of_embeddings: Path, end: str, statuses: set[int]
 ) -> None:
     def asked(method: str, **parameters: Any) -> bytes:
         request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": parameters}
@@ -83,5 +85,5 @@ def test_an_input_that_stays_open_keeps_no_server(
             process.stdout.close()
             process.stdin.write(asked("tools/list"))
             process.stdin.close()
-        assert process.wait(60) == status
+        assert process.wait(60) in statuses
         assert process.stderr.read() == b""
