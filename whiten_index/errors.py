@@ -20,7 +20,7 @@ _WITHOUT_SCHEME = re.compile(
 )
 # As libpq has them: host=h user=u password=p
 _KEY_VALUE = re.compile(r"(.*\s)?(ssl)?pass(word|wd)\s*=\s*\S.*", re.DOTALL | re.I)
-_HOST = re.compile(r"(\[[\da-fA-F:.%]+\]|[^:@\[\]]*)(:\d{0,5})?(,[^:@]*(:\d{0,5})?)*")
+_HOST = re.compile(r"(\[[\da-fA-F:.%]+\]|[^:@\[\],]*)(:\d{0,5})?(,[^:@,]*(:\d{0,5})?)*")
 # Schemes whose user is a name; in others it may be a token.
 _NAMED_USER = re.compile(
     r"postgres.*|pg.*|psql|hdfs|viewfs|ssh|sftp|ftp|smb|abfss?|wasbs?|git\+ssh"
@@ -257,7 +257,8 @@ def _secret_in(scheme: str, rest: str) -> str:
         return ""
     # A password with a / or a ? in it ends the host too early.
     ended_early = ":" in host and "@" in path + query
-    if not _HOST.fullmatch(host) or ended_early or re.search(":[^/]*@", path):
+    in_path = any(":" in part.rpartition("@")[0] for part in path.split("/"))
+    if not _HOST.fullmatch(host) or ended_early or in_path:
         return "something that may be a password"
     for each in filter(None, re.split("[&;?#]", query)):
         name, _, value = map(unquote_plus, each.partition("="))

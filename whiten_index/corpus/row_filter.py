@@ -34,7 +34,10 @@ _COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
 }  # fmt: skip
 # Strings and words of a condition, and what is between them.
-_PARTS = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\w+|\s+|<>|[<>=!]=?|.", re.DOTALL)
+# A string that does not end goes to the end of the text, which is looked through once.
+_PARTS = re.compile(
+    r"'(?:[^'\\]|\\.)*(?:'|\Z)|\"(?:[^\"\\]|\\.)*(?:\"|\Z)|\w+|\s+|<>|[<>=!]=?|.", re.DOTALL
+)
 _SQL = {
     "AND": "and", "OR": "or", "NOT": "not", "IN": "in", "IS": "is", "NULL": "None", "TRUE": "True",
     "FALSE": "False", "=": "==", "<>": "!=",

@@ -10,7 +10,10 @@ _SOME = Field(min_length=1, fail_fast=True)
 Embedding = Annotated[list[Number], _SOME]
 Texts = Annotated[list[str], _SOME]
 # JSON has integers of any size; ids are of 64 bits.
-DocumentId = str | Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
+# As long as those of a corpus may be.
+DocumentId = (
+    Annotated[str, Field(max_length=1 << 14)] | Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
+)
 TopK = Annotated[int, Field(ge=1, description="Hits of a query.")]
 IndexName = Annotated[
     str | None, Field(description="Which index; may be left out if there is one.")
