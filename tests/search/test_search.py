@@ -15,8 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
-from tests.helpers.bad_input import run, succeed
-from tests.helpers.builds import build_of, write_rows
+from tests.helpers.builds import build_of
 from whiten_index import CorpusConfig, open_index
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.evaluation.trec_run import write_run
@@ -106,14 +105,14 @@ def test_runs_lose_no_kept_column_and_are_json(tmp_path: Path, rows: NDArray[np.
     kept = {"score": [np.nan] * ROWS, "kept_score": ["k"] * ROWS, "raw": [b"\xff\xfe"] * ROWS}
     table = pa.table({"id": range(ROWS), "e": list(rows), **kept})
     folder = build_of(table, tmp_path, whiten="whitening", k=K, keep=list(kept))
-    queries = write_rows(tmp_path / "q.parquet", rows[:2])
-    asked = ("--queries", queries, "--embedding-column", "embedding", "--top-k", 1)
-    succeed("search", folder, *asked, "--run", tmp_path / "run.jsonl")
+    queries = queries_file(tmp_path, rows[:2], qid=["q0", "q1"])
+    config = CorpusConfig(sources=(queries,), embedding_column="e", id_column="qid")
+    write_run(tmp_path / "run.jsonl", open_index(folder).rank(config, top_k=1))
     lines = (tmp_path / "run.jsonl").read_text().splitlines()
     columns = [json.loads(line, parse_constant=pytest.fail)["hits"][0]["columns"] for line in lines]
     assert columns == [{"score": None, "kept_score": "k", "raw": "//4="}] * 2
-    status, _, said = run("search", folder, *asked, "--run", tmp_path / "run.parquet")
-    assert (status, "columns score and kept_score are both kept" in said) == (2, True), said
+    with pytest.raises(ConfigError, match="columns score and kept_score are both kept"):
+        write_run(tmp_path / "run.parquet", open_index(folder).rank(config, top_k=1))
     assert not (tmp_path / "run.parquet").exists()
 
 
