@@ -143,6 +143,8 @@ def test_reranked_points_are_taken_only_if_no_other_qualifies(tmp_path):
     assert advice(tmp_path, RAW, again, point(k=128, codec="sq8", ndcg=0.644)).point.k == 128
     only = advice(tmp_path, RAW, again, point(k=128, codec="sq8", ndcg=0.5))
     assert only.point.candidates == 100
+    # The index of a named factory does not say that its hits are ranked again.
+    assert only.command.endswith(" && whiten-index search INDEX --rerank 100 TEXT")
     assert "8 bytes per row (768 more in the store, raw 1,536)" in only.reason
 
 

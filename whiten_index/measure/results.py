@@ -419,13 +419,15 @@ def recommend(sweep: Sweep) -> Recommendation:
 
 
 def command_of(sweep: Sweep, point: Measured) -> str:
-    """Return the commands that build and push a point, empty if none do."""
+    """Return the commands that build, push and search a point, empty if none do."""
     options = point.build_options((sweep.header.get("settings") or {}).get("target_recall"))
     if not options:
         return ""
     build = f"{sweep.header.get('build') or 'whiten-index build …'} --out INDEX {options}"
     if "push" not in point.record:
-        return build
+        # An index of a named factory ranks again only if its searches ask for it.
+        again = f" && whiten-index search INDEX --rerank {point.candidates} TEXT"
+        return build + (again if point.candidates else "")
     address = shlex.quote(str((sweep.header.get("database") or {}).get("address")))
     push = f"whiten-index push INDEX --to {address} --table TABLE {point.text('push')}"
     return f"{build.strip()} && {push.strip()}"
