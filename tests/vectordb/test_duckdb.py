@@ -354,11 +354,16 @@ def test_ctrl_c_in_a_query_is_no_error_of_the_database(writer: DatabaseWriter) -
                 "SELECT sum(a.i * b.i) FROM range(10000000) a(i), range(99) b(i)"
             )
 
+    # Without the handler of the command line, which would stop the commands of later tests.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        ask()
-    timer.join()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ask()
+    finally:
+        timer.join()
+        signal.signal(signal.SIGINT, before)
 
 
 def test_an_interrupted_push_leaves_the_file_to_others(address: str, file: Path) -> None:
