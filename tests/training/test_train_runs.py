@@ -16,7 +16,7 @@ from whiten_index.training.train import train_encoder
 def test_the_loss_falls_and_curves_tell_it(
     corpus: Path, tiny_model: Path, pairs: Path, tmp_path: Path
 ) -> None:
-    told = json.loads(
+    report = json.loads(
         succeed(
             "train", corpus, "--model", tiny_model, "--groups", 8, "--batch-size", 16,
             "--learning-rate", 0.001, "--max-steps", 40, "--eval-steps", 10, "--save-steps", 20,
@@ -29,10 +29,10 @@ def test_the_loss_falls_and_curves_tell_it(
     losses = [float(row["loss"]) for row in rows[1:]]
     assert losses[-1] < 0.9 * losses[0]
     scores = {int(row["step"]): float(row["stsb_dev"]) for row in rows if row["step"] != "1"}
-    best = told["best_step"]
+    best = report["best_step"]
     assert scores[best] == max(scores[step] for step in (10, 20, 30, 40))
-    assert told["stsb_dev"] == pytest.approx(scores[best])
-    assert told["stsb_dev_before"] == pytest.approx(scores[0])
+    assert report["stsb_dev"] == pytest.approx(scores[best])
+    assert report["stsb_dev_before"] == pytest.approx(scores[0])
 
 
 @pytest.fixture(scope="module")

@@ -261,17 +261,17 @@ def test_what_users_added_is_not_lost(address: str, file: Path, order: str, adde
 
 
 def test_an_index_of_another_table_has_the_name(address: str) -> None:
-    """It is told before rows are sent, whether all of them or some."""
+    """The push is refused before rows are sent, in full or as changes."""
     rows = Rows.make()
     with open_writer(address, "docs", options={"index": "none"}) as writer:
         writer._run("CREATE TABLE db.main.Other AS SELECT 1 AS n")
         writer._run("CREATE INDEX Docs_vector_idx ON db.main.other (n)")
         fill(writer, rows)
-    told = "index docs_vector_idx of table Other, whose name its own would have"
+    message = "index docs_vector_idx of table Other, whose name its own would have"
     with open_writer(address, "docs") as writer:
-        with pytest.raises(DatabaseError, match=told):
+        with pytest.raises(DatabaseError, match=message):
             writer.begin(rows.pushed, rows.layout)
-        with pytest.raises(DatabaseError, match=told), writer.changing(rows.pushed, rows.layout):
+        with pytest.raises(DatabaseError, match=message), writer.changing(rows.pushed, rows.layout):
             pass
         assert writer.pending() is None
         assert_holds(writer, rows)
