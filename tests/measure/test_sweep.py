@@ -109,6 +109,18 @@ def test_a_corpus_without_a_name_of_its_own_has_that_of_its_folder(tmp_path, mon
     assert {each: config_of(corpus=[each]).dataset_name for each in names} == names
 
 
+def test_any_of_equal_neighbours_counts_as_found(tmp_path, write_parquet):
+    # Each row seven times: which of them an index gives first is its own affair.
+    rows = np.tile(np.random.default_rng(0).normal(size=(100, DIM)).astype(np.float32), (7, 1))
+    column = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), DIM)
+    path = write_parquet(tmp_path / "c.parquet", {"id": list(map(str, range(700))), "v": column})
+    wishes = {**FEW, "widths": str(DIM), "sample": 40, "baselines": True}
+    run_sweep(SweepConfig(**options(path, tmp_path / "out", **wishes)))
+    points = {key: p for key, p in points_of(tmp_path / "out").items() if "/fp32/flat" in key}
+    assert {point["index_recall@10"] for point in points.values()} == {1}
+    assert points[f"raw/none/k{DIM}/fp32/flat"]["agreement@10"] == 1
+
+
 def test_the_grid_holds_every_combination_once_and_graphs_at_the_middle_widths():
     points, skipped = grid(config_of(baselines=False), dim=384, rank=381, rows=100_000)
     keys = [point.key for point in points]

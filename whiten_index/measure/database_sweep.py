@@ -31,6 +31,7 @@ from whiten_index.measure.trial import (
     TOP_K,
     Dataset,
     Space,
+    Truth,
     judge,
     latency,
     open_space,
@@ -197,7 +198,7 @@ class Trial:
     dataset: Dataset
     setting: Setting
     space: Space
-    raw_truth: Rows
+    raw_truth: Truth
     reference: NDArray[np.float64] | None
 
     def records(

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import discard
 from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.prefetch import blocks
 from whiten_index.errors import ConfigError, WhiteningError
 from whiten_index.evaluation.judgements import JudgedQueries
 from whiten_index.evaluation.metrics import evaluate_each, mean_interval
@@ -23,6 +24,7 @@ from whiten_index.index.exact import (
     Vectors,
     exact_neighbours,
     flat_vectors,
+    rounding,
     use_large_pages,
 )
 from whiten_index.index.factory import inner_index, inner_of, peer_index
@@ -32,7 +34,6 @@ from whiten_index.index.library import INDEX, load_faiss, write_index
 from whiten_index.index.sizes import IndexBytes, measured_bytes
 from whiten_index.index.training import train
 from whiten_index.index.transforms import Transforms
-from whiten_index.index.tuning import share_found
 from whiten_index.index.vector_search import Search, search_documents
 from whiten_index.measure.results import AGREEMENT, INTERVAL
 from whiten_index.measure.sweep_config import (
@@ -63,6 +64,8 @@ _METRICS = {TOP_K: ("ndcg@10", "mrr@10"), 100: ("recall@100",)}
 # In each round: single queries until a number or a time, but never fewer than the least; a batch.
 _ROUNDS, _SINGLE, _SINGLE_SECONDS, _LEAST_SINGLE, _WARM = 3, 300, 0.3, 30, 3
 _BATCH = 1_000
+# Rows whose exact scores are looked at, at once.
+_ROWS_AT_ONCE = 8192
 # Rows that FAISS's own transforms learn from.
 _PEER_ROWS = 1 << 16
 
@@ -109,11 +112,55 @@ class Dataset:
 
 
 @dataclass(frozen=True, eq=False)
+class Truth:
+    """Exact neighbours of the queries among the vectors (n, k) of a corpus."""
+
+    embeddings: CorpusEmbeddings
+    vectors: Callable[[NDArray[np.floating]], Vectors]  # of raw embeddings
+    queries: Vectors  # (q, k)
+    scores: Scores  # (q, 10) of the neighbours, −∞ where there are fewer
+    rows: Rows  # (q, 10) their row numbers, −1 likewise
+
+    @classmethod
+    def among(
+        cls, dataset: Dataset, vectors: Callable[[NDArray[np.floating]], Vectors], watcher: Progress
+    ) -> "Truth":
+        """Search all vectors of the corpus by numpy."""
+        queries = vectors(dataset.queries)
+
+        def counted(raw: NDArray[np.floating]) -> Vectors:
+            watcher.advance(len(raw))
+            return vectors(raw)
+
+        near = exact_neighbours(map(counted, dataset.embeddings.blocks()), queries, TOP_K)
+        return cls(dataset.embeddings, vectors, queries, *near)
+
+    def shares(self, found: Rows) -> NDArray[np.float64]:
+        """Return the share (q,) of each query's neighbours among the rows found (q, 10).
+
+        A row that scores as the last neighbour counts as one: of equal rows, such as copies of a
+        text, an index may give any.
+        """
+        there = np.isfinite(self.scores)
+        least = np.where(there, self.scores, np.inf).min(axis=1) - rounding(self.scores)[:, 0]
+        right = (found[:, :, None] == self.rows[:, None, :]).any(axis=2) & (found >= 0)
+        query, place = np.nonzero(~right & (found >= 0))
+        for some in blocks(range(len(query)), _ROWS_AT_ONCE):
+            ask, at = query[some.start : some.stop], place[some.start : some.stop]
+            rows, of = np.unique(found[ask, at], return_inverse=True)
+            vectors = self.vectors(self.embeddings.at(rows))[of]
+            right[ask, at] = np.einsum("nk,nk->n", self.queries[ask], vectors) >= least[ask]
+        wanted = there.sum(axis=1)
+        shares: NDArray[np.float64] = np.minimum(right.sum(axis=1), wanted) / np.maximum(wanted, 1)
+        return shares
+
+
+@dataclass(frozen=True, eq=False)
 class Space:
     """Vectors of the corpus under one transform."""
 
     whitening: Whitening
-    truth: Rows
+    truth: Truth
     pieces: float | None = None  # score by pieces of the texts, where ``auto`` has them cut
 
     def vectors(self, raw: NDArray[np.floating]) -> Vectors:
@@ -125,15 +172,12 @@ def open_space(config: SweepConfig, dataset: Dataset, point: Point, stages: Stag
     """Fit the transform of a point and find the exact neighbours among its vectors, by numpy."""
     wanted = replace(_transform(config, dataset, point, stages), similarity=dataset.similarity)
     whitening = Whitening.fit(dataset.moments, wanted)
+
+    def vectors(raw: NDArray[np.floating]) -> Vectors:
+        return whitening.vectors(raw).astype(np.float32)
+
     with stages.stage("exact neighbours", dataset.rows) as watcher:
-
-        def vectors(raw: NDArray[np.floating]) -> Vectors:
-            watcher.advance(len(raw))
-            return whitening.vectors(raw).astype(np.float32)
-
-        queries = whitening.vectors(dataset.queries).astype(np.float32)
-        blocks = map(vectors, dataset.embeddings.blocks())
-        truth = exact_neighbours(blocks, queries, TOP_K)[1]
+        truth = Truth.among(dataset, vectors, watcher)
     if dataset.judged is not None or AUTO not in config.transforms:
         return Space(whitening, truth)
     encoded, build = replace(dataset.encoded, stages=stages), config.build
@@ -235,7 +279,7 @@ class Trial:
 
     config: SweepConfig
     dataset: Dataset
-    raw_truth: Rows
+    raw_truth: Truth
     folder: Path
 
     def time(self, group: Sequence[Made], reference: Made | None) -> None:
@@ -334,10 +378,10 @@ class Trial:
         record.update(found)
         return this
 
-    def _fill_peer(self, factory: str, folder: Path, stages: Stages) -> tuple[IndexBytes, Rows]:
+    def _fill_peer(self, factory: str, folder: Path, stages: Stages) -> tuple[IndexBytes, Truth]:
         """Make an index with FAISS's own transforms of raw rows.
 
-        Return its size, and the exact neighbours (q, 10) among the vectors that it holds.
+        Return its size, and the exact neighbours among the vectors that it holds.
         """
         dataset = self.dataset
         index = peer_index(factory, dataset.dim)
@@ -350,9 +394,12 @@ class Trial:
             for block in dataset.embeddings.blocks():
                 index.add(np.ascontiguousarray(block, dtype=np.float32))
         write_index(index, folder / INDEX)
-        vectors = Transforms(index)
-        blocks = (vectors(block.astype(np.float32)) for block in dataset.embeddings.blocks())
-        return measured_bytes(index), exact_neighbours(blocks, vectors(dataset.queries), TOP_K)[1]
+        transforms = Transforms(index)
+
+        def vectors(raw: NDArray[np.floating]) -> Vectors:
+            return transforms(np.ascontiguousarray(raw, dtype=np.float32))
+
+        return measured_bytes(index), Truth.among(dataset, vectors, Progress())
 
     def search_of(self, made: Made) -> Search:
         """Return the search of a point: as of an index, or for FAISS's own transforms by FAISS."""
@@ -388,29 +435,28 @@ def judge(
     dataset: Dataset,
     search: Search,
     *,
-    truth: Rows,
-    raw_truth: Rows,
+    truth: Truth,
+    raw_truth: Truth,
     reference: NDArray[np.float64] | None,
     metrics: Mapping[int, Sequence[str]] = _METRICS,
 ) -> tuple[dict[str, Any], NDArray[np.float64] | None]:
     """Return the figures of a search, and the nDCG@10 of each judged query.
 
-    ``truth`` and ``raw_truth`` are the exact neighbours (q, 10) among the same vectors and among
-    the raw embeddings, ``reference`` (q,) the nDCG@10 to compare with, ``metrics`` those to
+    ``truth`` and ``raw_truth`` are the exact neighbours among the same vectors and among the raw
+    embeddings, ``reference`` (q,) the nDCG@10 to compare with, ``metrics`` those to
     measure by the number of hits.
     """
     # A deeper search also improves its first ten hits, so each depth is searched apart.
     first = search(dataset.queries, TOP_K)
-    near = first[1]
-    same = (near[:, :, None] == raw_truth[:, None, :]).any(axis=1).mean(axis=1)
+    same, near = raw_truth.shares(first[1]), truth.shares(first[1])
     each = _scores(dataset, search, metrics, first)
     figures = {AGREEMENT: same, **{f"quality.{name}": scores for name, scores in each.items()}}
     ndcg = each.get("ndcg@10")
     if ndcg is not None and reference is not None:
         figures[INTERVAL] = ndcg - reference
     found = {
-        "index_recall@10": share_found(near, truth),
-        "agreement@10": share_found(near, raw_truth),
+        "index_recall@10": float(near.mean()),
+        "agreement@10": float(same.mean()),
         "quality": {name: float(scores.mean()) for name, scores in each.items()} or None,
         "intervals": {name: mean_interval(values) for name, values in figures.items()},
     }
