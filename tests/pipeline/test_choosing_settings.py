@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from tests.pipeline import choosing
 from tests.pipeline.choosing import (
@@ -19,7 +20,8 @@ from tests.pipeline.choosing import (
     stages,
 )
 from whiten_index import BuildConfig, build_index
-from whiten_index.errors import ConfigError
+from whiten_index.artifacts.tensors import write_tensors
+from whiten_index.errors import ConfigError, FormatError
 from whiten_index.pipeline.build import BuildReport
 
 
@@ -145,3 +147,17 @@ def test_a_damaged_note_is_made_anew(
     assert ("encode pieces" in stages(report)) is (kind == "samples")
     assert "choose" in stages(report)
     assert not {"encode pieces", "choose"} & stages(place.build("again"))
+
+
+def test_a_sample_of_a_later_release_is_left_alone(
+    place: Place, chosen: tuple[Place, BuildReport]
+) -> None:
+    (path,) = place.store.glob("*/samples/*")
+    for note in place.store.glob("*/choices/*"):
+        note.unlink()
+    arrays, facts = load_file(path), {"of": path.name}
+    write_tensors(path, arrays, kind="sample", version=99, facts=facts, seal=True)
+    before = path.read_bytes()
+    with pytest.raises(FormatError, match="upgrade whiten-index"):
+        place.build("out")
+    assert path.read_bytes() == before

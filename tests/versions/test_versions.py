@@ -234,6 +234,14 @@ def test_prune_keeps_what_can_be_gone_back_to_after_a_rollback(out: Path) -> Non
     assert rollback(out).to == first
 
 
+def test_the_number_of_a_damaged_version_that_was_pruned_does_not_come_again(out: Path) -> None:
+    last = names(out)[-1]
+    damage(out, last)
+    rollback(out)
+    assert last in prune(out, keep=2).removed
+    assert next_version(out, "0" * 32) == "000005-000000000000"
+
+
 def test_prune_never_removes_the_published_version_damaged_as_it_may_be(out: Path) -> None:
     _first, _second, third, last = names(out)
     damage(out, last)

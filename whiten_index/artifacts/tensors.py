@@ -14,7 +14,7 @@ from safetensors.numpy import load
 
 from whiten_index.artifacts.files import open_regular, reading
 from whiten_index.artifacts.limits import load_json
-from whiten_index.errors import ArtifactError
+from whiten_index.errors import ArtifactError, FormatError
 
 _HEADER, _PLACE, _CONTENT = "__metadata__", "data_offsets", "content"
 _REMEDY = "restore it from a copy, or build again"
@@ -90,6 +90,7 @@ def read_tensors(
 
     Raises:
         ArtifactError: missing, damaged, of another kind, or written by a later release.
+        FormatError: sealed and sound, and written by a later release.
         StorageError: the system does not let it be read.
     """
     try:
@@ -98,8 +99,10 @@ def read_tensors(
             file.seek(0)
             tensors = load(file.read(start + _size(header)))
         facts: dict[str, str] = header.get(_HEADER) or {}
+        others = {name: value for name, value in facts.items() if name != _CONTENT}
+        sound = sealed and facts.get(_CONTENT) == content_digest(tensors, others)
         if facts.get("kind") != kind or int(facts["format_version"]) > version:
-            raise ArtifactError(
+            raise (FormatError if sound and facts.get("kind") == kind else ArtifactError)(
                 f"{path} holds {facts.get('kind')} of format {facts.get('format_version')}, and "
                 f"{kind} up to format {version} is needed; check the path, or upgrade whiten-index"
             )
@@ -107,8 +110,7 @@ def read_tensors(
         _check_shapes(tensors, {**shapes, **present})
     except (OSError, SafetensorError, LookupError, ValueError, TypeError) as error:
         raise ArtifactError(f"{path} cannot be read as {kind} ({error}); {_REMEDY}") from error
-    others = {name: value for name, value in facts.items() if name != _CONTENT}
-    if sealed and facts.get(_CONTENT) != content_digest(tensors, others):
+    if sealed and not sound:
         raise ArtifactError(f"{path} is damaged: its content does not match its digest; {_REMEDY}")
     return tensors, facts
 

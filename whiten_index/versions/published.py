@@ -82,7 +82,8 @@ class Current:
     # outlive the version; empty where they were not known. They are published again only if the
     # user names them.
     withdrawn: Mapping[VersionName, WithdrawnFacts]
-    # Versions that a prune removes from a bucket, or has removed: nobody publishes them again.
+    # Versions that a prune removes, or has removed: nobody publishes them, or uses their numbers,
+    # again. On a disk only those that were newer than what it left.
     removed: tuple[VersionName, ...]
 
 

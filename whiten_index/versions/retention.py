@@ -334,21 +334,25 @@ def prune(root: Path | str, *, keep: int, verify: str = "full") -> PruneReport:
             for name in others
             if not isinstance(_damage(folder / VERSIONS / name, "manifest", mirror), FormatError)
         ]
-        gone = [folder / VERSIONS / name for name in removed]
+        left = tuple(name for name in names if name not in removed)
+        gone, noted = [folder / VERSIONS / name for name in removed], removed
         if isinstance(mirror, BucketStorage):
-            # From now on no other machine publishes one of them. A prune that died left some.
-            if removed:
-                if mirror.latest(folder / CURRENT) != tag or read_current(folder) != current:
-                    raise BusyError(f"{mirror.uri} changed meanwhile; run the same command again")
-                now = replace(current, removed=(*current.removed, *removed))
-                put_current(folder, now, mirror, tag)
+            # A prune that died left some.
             before = [folder / VERSIONS / name for name in current.removed]
             gone += [path for path in before if mirror.sizes(path)]
+        else:
+            # Numbers are never used again; older ones need no note, for which a disk may be full.
+            noted = [name for name in removed if version_number(name) > version_number(left[-1])]
+        if noted:
+            # From now on no other machine publishes one of them.
+            if mirror.latest(folder / CURRENT) != tag or read_current(folder) != current:
+                raise BusyError(f"{mirror.uri} changed meanwhile; run the same command again")
+            now = replace(current, removed=(*current.removed, *noted))
+            put_current(folder, now, mirror, tag)
         freed = mirror.size(*gone)
         tidy(folder)
         for path in gone:
             mirror.remove(path)
-        left = tuple(name for name in names if name not in removed)
         gone_names = tuple(path.name for path in gone)
         return PruneReport(gone_names, freed, left, tuple(map(str, strange_entries(folder))))
 
