@@ -1,7 +1,10 @@
 """Options of clusters, and the check that all machines see the same folders."""
 
+import os
+import signal
 import socket
 import sys
+from multiprocessing import Process
 from pathlib import Path
 from typing import Any
 
@@ -67,13 +70,26 @@ def config(folder: Path, **options: Any) -> BuildConfig:
 
 def test_a_folder_that_is_not_shared(tmp_path: Path) -> None:
     with _shared_folders(config(tmp_path)) as check:
+        check()
         (probe,) = (tmp_path / "out").iterdir()
-        probe.write_text("of another build")
-        with pytest.raises(StorageError, match="is not the folder that the build was started"):
-            check()
-        probe.unlink()
+        probe.rename(tmp_path / "elsewhere")
         with pytest.raises(StorageError, match="a disk that all its machines mount at the same"):
             check()
+
+
+def test_what_a_killed_build_left_in_its_folders_is_removed(tmp_path: Path) -> None:
+    child = Process(target=kill_in_session, args=(config(tmp_path),))
+    child.start()
+    child.join()
+    assert list(tmp_path.glob("**/.tmp-*"))
+    with _shared_folders(config(tmp_path)):
+        pass
+    assert not list(tmp_path.glob("**/.tmp-*"))
+
+
+def kill_in_session(options: BuildConfig) -> None:
+    with _shared_folders(options):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_corpus_that_a_worker_cannot_reach(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from whiten_index.artifacts.atomic import make_folder
-from whiten_index.artifacts.files import exists, is_folder, reading, writing
+from whiten_index.artifacts.atomic import make_folder, temporary_folder
+from whiten_index.artifacts.files import exists, is_folder, writing
 from whiten_index.artifacts.lock import WRITER, marked
 from whiten_index.corpus.sources import require_reachable
 from whiten_index.distributed.executors import Executor, SerialExecutor
@@ -18,8 +18,6 @@ from whiten_index.errors import CorpusError, StorageError, require_config
 from whiten_index.paths import is_uri
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.progress import Stages
-
-_PROBE = ".tmp-shared-"
 
 
 @contextlib.contextmanager
@@ -70,20 +68,17 @@ def _shared_folders(config: BuildConfig) -> Iterator[Callable[[], None]]:
         for source in config.corpus
         if is_uri(source) or exists(source)
     ]
-    probes = [folder / f"{_PROBE}{token}" for folder in folders]
-    try:
-        for probe in probes:
-            with writing(probe, kept=""):
-                make_folder(probe.parent)
-                probe.write_text(token)
-        yield functools.partial(_require_shared, probes, token, sources)
-    finally:
-        for probe in probes:
-            with contextlib.suppress(OSError):
-                probe.unlink(missing_ok=True)
+    with contextlib.ExitStack() as held:
+        probes = list[Path]()
+        for folder in folders:
+            with writing(folder, kept=""):
+                make_folder(folder)
+                probes.append(held.enter_context(temporary_folder(folder / "shared")) / token)
+                probes[-1].touch()
+        yield functools.partial(_require_shared, probes, sources)
 
 
-def _require_shared(probes: Sequence[Path], token: str, sources: Sequence[str]) -> None:
+def _require_shared(probes: Sequence[Path], sources: Sequence[str]) -> None:
     for source in sources:
         if is_uri(source):
             try:
@@ -99,15 +94,11 @@ def _require_shared(probes: Sequence[Path], token: str, sources: Sequence[str]) 
                 "machines mount at the same path, or in a bucket"
             )
     for probe in probes:
-        found = ""
-        with contextlib.suppress(FileNotFoundError), reading(probe):
-            found = probe.read_text()
-        if found != token:
+        folder = probe.parent.parent
+        if not exists(probe):
             raise StorageError(
-                f"{probe.parent} is not the folder that the build was started with; on a cluster "
-                "store and index must be on a disk that all its machines mount at the same path"
+                f"{folder} is not the folder that the build was started with; on a cluster store "
+                "and index must be on a disk that all its machines mount at the same path"
             )
-        own = probe.with_name(f"{probe.name}-{uuid.uuid4().hex[:8]}")
-        with writing(own, kept=""):
-            own.write_text(token)
-            own.unlink()
+        with writing(folder, kept=""), temporary_folder(folder / "worker"):
+            pass
