@@ -7,11 +7,8 @@ some flows, and of these every ``PARTS``-th from ``PART``. It must be started wi
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
-import gc
-import importlib
 import json
 import math
 import os
@@ -24,22 +21,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import numpy as np
-
-from tests.faults.place import (
-    COLUMNS,
-    DIM,
-    Place,
-    Tree,
-    damages_of,
-    digest_of,
-    embeddings,
-    in_fork,
-    names_of,
-    vectors_of,
-    versions_of,
-)
-from whiten_index.artifacts.manifest import Schema
+from tests.faults.flow import READERS, Flow, prepared
+from tests.faults.place import COLUMNS, Place, Tree, in_fork
 
 KINDS = ("open", "create", "list", "look", "read", "write", "fsync", "rename", "unlink", "mkdir",
          "link", "lock", "map", "seek", "close")  # fmt: skip
@@ -106,10 +89,6 @@ def flows(place: Place) -> dict[str, list[object]]:
     }  # fmt: skip
 
 
-# Commands that write nothing: they end with a status or print the same as ever.
-READERS = ("search", "verify", "versions", "inspect")
-
-
 @dataclass(frozen=True)
 class Operations:
     """The library that is preloaded."""
@@ -127,48 +106,29 @@ class Operations:
         self.library.fault_arm(b"", 0, ctypes.c_long(0), 0, 0, -1)
 
 
-class Flow:
-    """A command: the disk before it, after it, and each operation between."""
+class DisturbedFlow(Flow):
+    """A command at whose operations faults happen."""
 
     def __init__(self, place: Place, name: str, before: Tree, operations: Operations) -> None:
-        self.place, self.name, self.before = place, name, before
-        self.command, self._operations = flows(place)[name], operations
-        # Many faults leave the disk as it was; what a next run does there is known after the first.
-        self._next_runs: dict[str, list[str]] = {}
-        self.status, seen, modules = self._undisturbed()
-        self.after, self.output = place.tree(), place.said()
-        for module in modules:
-            # Later forks need not import it again.
-            with contextlib.suppress(ImportError):
-                importlib.import_module(module)
-        for schema in [each for each in gc.get_objects() if isinstance(each, Schema)]:
-            with contextlib.suppress(ValueError):
-                schema.check(None)
-        # Forks share the pages of what is here, and copy none to collect garbage.
-        gc.freeze()
+        self._operations = operations
+        status = GATE if "kept back" in name else 0
+        super().__init__(place, name, flows(place)[name], before, status)
         self.seen = {
-            name: [line for line in seen if line.partition(" ")[0] in fault.kinds]
+            name: [line for line in self.operations if line.partition(" ")[0] in fault.kinds]
             for name, fault in FAULTS.items()
         }
-        kept = versions_of(self.after, "index")
-        self.kept = {v: files for v, files in versions_of(before, "index").items() if v in kept}
 
-    def _undisturbed(self) -> tuple[int, list[str], list[str]]:
-        """Return the exit status, the operations and the modules imported."""
+    def recorded(self) -> list[str]:
         lines = self.place.root / "operations"
+        log = os.open(lines, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_APPEND)
+        assert self._run(Fault(KINDS, 0), 0, log) == self.status
+        return lines.read_text().splitlines()
 
-        def work() -> list[object]:
-            log = os.open(lines, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_APPEND)
-            self._operations.arm(self.place, Fault(KINDS, 0), 0, log)
-            status = self.place.run(*self.command)
-            self._operations.disarm()
-            return [status, sorted(sys.modules)]
-
-        self.place.put(self.before)
-        ended, found = in_fork(self.place, work)
-        assert ended == 0, self.place.said()
-        assert found[0] == (GATE if "kept back" in self.name else 0), self.place.said()
-        return found[0], lines.read_text().splitlines(), found[1]
+    def _run(self, fault: Fault, number: int, log: int = -1) -> int:
+        self._operations.arm(self.place, fault, number, log)
+        status = self.run()
+        self._operations.disarm()
+        return status
 
     def points(self, share: float) -> list[tuple[str, int]]:
         """Return a share of the faults and operations, the same ones each time.
@@ -191,14 +151,8 @@ class Flow:
         """Let the fault happen, look at the disk, run the command again, and look again."""
         place, problems = self.place, list[str]()
 
-        def disturbed() -> int:
-            self._operations.arm(place, FAULTS[fault], number)
-            status = place.run(*self.command)
-            self._operations.disarm()
-            return status
-
         place.put(self.before)
-        status, _ = in_fork(place, disturbed)
+        status, _ = in_fork(place, lambda: self._run(FAULTS[fault], number))
         output = place.said()
         left = place.tree()
         expected = {-signal.SIGKILL} if fault == "kill" else {self.status, SYSTEM}
@@ -213,11 +167,7 @@ class Flow:
                 problems.append("the disk refuses every change and is another one")
             if status == SYSTEM and f": {_REFUSED[fault]}; " not in output:
                 problems.append(f"no reason is given: {output[-1000:]}")
-        published = self._published(left, problems)
-        if status == self.status == 0 and published == "old" and self._publishes:
-            problems.append("the command ended with 0 and its version is not published")
-        problems += self._lost(left)
-        problems += self._next_run(left)
+        published, found = self.looked(left, status)
         return {
             "flow": self.name,
             "fault": fault,
@@ -226,123 +176,20 @@ class Flow:
             "operation": self._shown(self.seen[fault][number - 1]),
             "status": status,
             "published": published,
-            "problems": problems,
+            "problems": [*problems, *found],
         }
 
     def _shown(self, operation: str) -> str:
         return re.sub(r"[0-9a-f]{12,}", "*", operation.replace(f"{self.place.disk}/", ""))
 
-    @property
-    def _publishes(self) -> bool:
-        return vectors_of(self.before, "index") != vectors_of(self.after, "index")
-
-    def _published(self, left: Tree, problems: list[str]) -> str | None:
-        """Return which version is published; note whatever is neither the old nor the new one."""
-        first = ["new"] if "new/CURRENT" in left else []
-        problems += [
-            damage for index in ("index", "other", *first) for damage in damages_of(left, index)
-        ]
-        if vectors_of(left, "other") != vectors_of(self.before, "other"):
-            problems.append("another version of the other index is published")
-        found = vectors_of(left, "index")
-        for which, tree in (("new", self.after), ("old", self.before)):
-            if found == vectors_of(tree, "index"):
-                return which
-        problems.append("a version is published that is neither the old nor the new one")
-        return None
-
-    def _lost(self, left: Tree) -> list[str]:
-        """Return the files of versions to be kept that are gone or changed."""
-        there = versions_of(left, "index")
-        return [
-            f"{version}/{name} is gone or changed"
-            for version, files in self.kept.items()
-            for name, digest in files.items()
-            if there.get(version, {}).get(name) != digest
-        ]
-
-    def _next_run(self, left: Tree) -> list[str]:
-        key = digest_of(left)
-        if key not in self._next_runs:
-            _, found = in_fork(self.place, self._again)
-            if found is None:
-                found = [f"the next run: {self.place.said()[-3000:]}"]
-            self._next_runs[key] = found
-        return self._next_runs[key]
-
-    def _again(self) -> list[str]:
-        place, problems = self.place, list[str]()
-        if self.name == "rollback" and place.published(place.index) != self._published_before:
-            # A second rollback would go back one version further.
-            assert place.run("rollback", place.index, "--to", self._published_before) == 0
-        status = place.run(*self.command)
-        if status != self.status:
-            problems.append(f"the next run ended with {status}")
-        left = place.tree()
-        if vectors_of(left, "index") != vectors_of(self.after, "index"):
-            problems.append("after the next run another version is published")
-        if self.name not in READERS:
-            there, wanted = names_of(left), names_of(self.after)
-            problems += [f"left over: {name}" for name in sorted(there - wanted)]
-            problems += [f"missing: {name}" for name in sorted(wanted - there)]
-        if self.name.startswith("push"):
-            files = [name for name in self.after if name.startswith("out/pushed")]
-            problems += [f"differs: {n}" for n in files if left.get(n) != self.after[n]]
-        if place.run("verify", place.index, place.other) != 0:
-            problems.append("verify finds damage")
-        for version in self.kept:
-            problems += self._unreadable(version)
-        return problems
-
-    @property
-    def _published_before(self) -> str:
-        return str(json.loads(self.before["index/CURRENT"] or b"")["version"])
-
-    def _unreadable(self, version: str) -> list[str]:
-        """Compare cosines from the store with those of the corpus that a version was built from."""
-        from whiten_index import open_index
-
-        place = self.place
-        back = ("rollback", place.index, "--to", version)
-        if place.published(place.index) != version and place.run(*back) != 0:
-            return [f"{version} can no longer be published"]
-        rows = embeddings(place.night_of[version])
-        query = np.random.default_rng(1).normal(size=DIM).astype(np.float32)
-        opened = open_index(place.index, rerank=len(rows), rerank_by="embeddings")
-        (hits,) = opened.search_embeddings(query[None], top_k=len(rows))
-        found: dict[Any, float] = {hit.id: hit.score for hit in hits}
-        # Lists that were not searched hold the others.
-        if len(found) < len(rows) // 4 or not set(found) <= set(rows):
-            return [f"{version} has other rows: {len(found)}"]
-        cosines = {
-            i: float(rows[i] @ query / np.linalg.norm(rows[i]) / np.linalg.norm(query))
-            for i in found
-        }
-        wrong = [i for i in found if abs(found[i] - cosines[i]) > 1e-4]
-        return [f"{version}: embeddings of {wrong[:5]} differ"] if wrong else []
-
 
 def main(folder: str, part: str, parts: str, share: str, *only: str) -> int:
     """Try a part of the points of some flows, or of all."""
     operations = Operations(ctypes.CDLL(None))
-    import faiss
-
-    for name in ("cli", "search.search_index", "pipeline.update", "versions.gc", "vectordb.push"):
-        importlib.import_module(f"whiten_index.{name}")
-    # Threads do not live on in a fork.
-    faiss.omp_set_num_threads(1)
-    place = Place(Path(folder, part))
-    place.root.mkdir(parents=True)
-
-    def prepared() -> dict[str, int]:
-        place.prepare()
-        return place.night_of
-
-    status, place.night_of = in_fork(place, prepared)
-    assert status == 0, place.said()
+    place = prepared(Path(folder, part))
     before = place.tree()
     for name in only or flows(place):
-        flow = Flow(place, name, before, operations)
+        flow = DisturbedFlow(place, name, before, operations)
         counts = {fault: len(seen) for fault, seen in flow.seen.items()}
         print(json.dumps({"flow": name, "operations": counts}), flush=True)
         for fault, number in flow.points(float(share))[int(part) :: int(parts)]:

@@ -14,9 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.faults.file_operations import Operation
-
-# Path below the root -> content of a file, None for a folder.
-Tree = dict[str, bytes | None]
+from tests.faults.place import Tree
 
 
 @dataclass(eq=False)
@@ -136,24 +134,6 @@ class Disk:
         node = self._place(path)
         assert isinstance(node, File), path
         return node
-
-
-def read_tree(root: Path) -> Tree:
-    """Return what is below a folder."""
-    return {
-        str(path.relative_to(root)): None if path.is_dir() else path.read_bytes()
-        for path in sorted(root.rglob("*"))
-    }
-
-
-def write_tree(root: Path, tree: Mapping[str, bytes | None]) -> None:
-    """Make a folder that holds what ``read_tree`` returned."""
-    root.mkdir()
-    for name, content in tree.items():
-        if content is None:
-            (root / name).mkdir()
-        else:
-            (root / name).write_bytes(content)
 
 
 def _read(folder: Path) -> Folder:

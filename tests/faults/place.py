@@ -125,28 +125,37 @@ class Place:
         return str(json.loads((index / "CURRENT").read_bytes())["version"])
 
     def put(self, tree: Tree) -> None:
-        """Make the disk hold exactly this."""
+        """Make the disk hold exactly this, all of it from long ago."""
         shutil.rmtree(self.disk, ignore_errors=True)
-        self.disk.mkdir()
-        for name, content in tree.items():
-            path = self.disk / name
-            if content is None:
-                path.mkdir(parents=True, exist_ok=True)
-            else:
-                path.write_bytes(content)
-                os.utime(path, (1_700_000_000,) * 2)
+        write_tree(self.disk, tree)
+        for path in self.disk.rglob("*"):
+            os.utime(path, (1_700_000_000,) * 2)
 
     def tree(self) -> Tree:
         """Return what is on the disk."""
-        paths = sorted(self.disk.rglob("*"))
-        return {
-            str(path.relative_to(self.disk)): None if path.is_dir() else path.read_bytes()
-            for path in paths
-        }
+        return read_tree(self.disk)
 
     def said(self) -> str:
         """Return the output of the last fork."""
         return self.log.read_text(errors="replace")
+
+
+def read_tree(root: Path) -> Tree:
+    """Return what is below a folder."""
+    return {
+        str(path.relative_to(root)): None if path.is_dir() else path.read_bytes()
+        for path in sorted(root.rglob("*"))
+    }
+
+
+def write_tree(root: Path, tree: Tree) -> None:
+    """Make a folder that holds what ``read_tree`` returned."""
+    root.mkdir()
+    for name, content in tree.items():
+        if content is None:
+            (root / name).mkdir()
+        else:
+            (root / name).write_bytes(content)
 
 
 def digest_of(tree: Tree) -> str:
@@ -191,13 +200,26 @@ def damages_of(tree: Tree, index: str) -> list[str]:
     ]
 
 
-def vectors_of(tree: Tree, index: str) -> dict[str, str]:
-    """Return the checksums of the files of the published version that decide what it answers."""
+def published_facts(tree: Tree, index: str) -> dict[str, Any]:
+    """Return what the published version holds, but for when and under which number it was made."""
     current = tree.get(f"{index}/CURRENT")
-    version = json.loads(current)["version"] if current else ""
+    if current is None:
+        return {}
+    version = json.loads(current)["version"]
+    fields = json.loads(tree.get(f"{index}/versions/{version}/manifest.json") or b"{}")
+    update = fields.get("update") or {}
+    decision = update.get("decision") or {}
     files = versions_of(tree, index).get(version, {})
-    names = ("index.faiss", "documents.arrow", "whitening.safetensors")
-    return {"identity": version.partition("-")[2], **{name: files.get(name, "") for name in names}}
+    names = ("index.faiss", "documents.arrow", "whitening.safetensors", "moments.safetensors")
+    return {
+        "identity": version.partition("-")[2],
+        **{name: files.get(name) for name in names},
+        **{name: fields.get(name) for name in ("rows", "corpus")},
+        "changes": update.get("rows"),
+        "decision": [decision.get("whitening"), decision.get("index")],
+        "gates": [[gate["name"], gate["passed"]] for gate in fields.get("gates") or ()],
+        "sizes": {name: size["bytes"] for name, size in fields.get("files", {}).items()},
+    }
 
 
 def in_fork(place: Any, work: Callable[[], Any]) -> tuple[int, Any]:

@@ -1,4 +1,4 @@
-"""Compile the library, try the points in several processes, and collect what came of them."""
+"""Several processes that try the points, and the library that some of them need."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
-
-from tests.faults import child
 
 ROOT = Path(__file__).resolve().parents[2]
 PROCESSES = 2
@@ -25,25 +24,31 @@ def compiled(folder: Path) -> Path:
     return built
 
 
-def environment(folder: Path, library: Path) -> dict[str, str]:
-    """Return the environment of a process whose operations are numbered."""
+def environment(folder: Path, library: Path | None = None) -> dict[str, str]:
+    """Return the environment of a process; with a library, its operations are numbered."""
     return {
         **os.environ,
         **_ONE_THREAD,
-        "LD_PRELOAD": str(library),
+        **({"LD_PRELOAD": str(library)} if library else {}),
         "PYTHONPATH": str(ROOT),
         "HF_HUB_OFFLINE": "1",
         "XDG_CACHE_HOME": str(folder / "cache"),
     }
 
 
-def tried(folder: Path, share: float, *flows: str) -> list[dict[str, Any]]:
-    """Return what came of a share of the points, a dictionary for each; see ``child``."""
-    library = compiled(folder)
-    shares = [str(PROCESSES), str(share), *flows]
+def tried(
+    folder: Path, module: ModuleType, *arguments: object, library: Path | None = None
+) -> list[dict[str, Any]]:
+    """Return the objects that several processes of a module print."""
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", child.__name__, folder, str(part), *shares],
+            [
+                sys.executable,
+                "-m",
+                module.__name__,
+                folder,
+                *map(str, (part, PROCESSES, *arguments)),
+            ],
             cwd=ROOT,
             env=environment(folder, library),
             stdout=(folder / f"{part}.jsonl").open("w"),
@@ -54,4 +59,10 @@ def tried(folder: Path, share: float, *flows: str) -> list[dict[str, Any]]:
     for part, process in enumerate(processes):
         assert process.wait() == 0, (folder / f"{part}.err").read_text()
     lines = [line for part in range(PROCESSES) for line in (folder / f"{part}.jsonl").open()]
-    return [point for point in map(json.loads, lines) if "fault" in point]
+    return [json.loads(line) for line in lines]
+
+
+def assert_no_problems(points: list[dict[str, Any]]) -> None:
+    harmful = [point for point in points if point["problems"]]
+    shown = "\n".join(json.dumps(point)[:2000] for point in harmful[:5])
+    assert not harmful, f"{len(harmful)} of {len(points)}, such as\n{shown}"

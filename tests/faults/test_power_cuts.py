@@ -1,17 +1,14 @@
 """A night that loses its power at any file operation does no harm.
 
 After each, what is published opens, verifies and answers, being the version before or the new one,
-whole; and the next run ends as if nothing had happened, with nothing left over. ``faults_child.py``
+whole; and the next run ends as if nothing had happened, with nothing left over. ``power_cuts.py``
 does it; here it is started, and what it found is looked at.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
@@ -20,61 +17,31 @@ from typing import Any
 
 import pytest
 
-from tests.faults import faults_child
-from tests.faults.disk_model import Disk, Tree, read_tree, write_tree
+from tests.faults import power_cuts
+from tests.faults.disk_model import Disk
 from tests.faults.file_operations import Operation, Tap
-from tests.faults.place import in_fork
+from tests.faults.place import COLUMNS, Place, Tree, in_fork, read_tree
+from tests.faults.run import PROCESSES, assert_no_problems, tried
 from whiten_index.artifacts.atomic import make_folder, remove_folder, replace_file
 from whiten_index.artifacts.manifest import new_artifact
 
-ROOT = Path(__file__).resolve().parents[2]
-PROCESSES = 2
-
 
 def sweep(folder: Path, *, every: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return what was found of the flows, and at each of the points."""
-    threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    environment = {
-        **os.environ,
-        **dict.fromkeys(threads, "1"),
-        "PYTHONPATH": str(ROOT),
-        "HF_HUB_OFFLINE": "1",
-        "XDG_CACHE_HOME": str(folder / "cache"),
-    }
-    children = [
-        subprocess.Popen(
-            [sys.executable, faults_child.__file__, folder, *map(str, (part, PROCESSES, every))],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=(folder / f"{part}.err").open("w"),
-            text=True,
-        )
-        for part in range(PROCESSES)
-    ]
-    outputs = [child.communicate()[0] for child in children]
-    for part, child in enumerate(children):
-        assert child.returncode == 0, (folder / f"{part}.err").read_text()
-    found = [json.loads(line) for output in outputs for line in output.splitlines()]
-    return [each for each in found if "escaped" in each], [
-        each for each in found if "escaped" not in each
-    ]
-
-
-def assert_harmless(flows: list[dict[str, Any]], points: list[dict[str, Any]]) -> None:
+    """Return what was found of the flows, and at each of the points; all of it harmless."""
+    found = tried(folder, power_cuts, every)
+    flows = [each for each in found if "escaped" in each]
+    points = [each for each in found if "problems" in each]
     # What the operations seen make of the disk is what is on it: none escaped.
-    assert [flow["escaped"] for flow in flows] == [[]] * len(faults_child.FLOWS) * PROCESSES
-    harmful = [each for each in points if each["problems"]]
-    shown = "\n".join(json.dumps(each)[:2000] for each in harmful[:5])
-    assert not harmful, f"{len(harmful)} of {len(points)}, such as\n{shown}"
+    assert [flow["escaped"] for flow in flows] == [[]] * len(power_cuts.FLOWS) * PROCESSES
+    assert_no_problems(points)
     published = {(each["flow"], each["published"]) for each in points}
-    assert {*((flow, "old") for flow in faults_child.FLOWS), ("night", "new")} <= published
+    assert {*((flow, "old") for flow in power_cuts.FLOWS), ("night", "new")} <= published
+    return flows, points
 
 
 @pytest.mark.slow
 def test_every_fifth_operation(tmp_path: Path) -> None:
     flows, points = sweep(tmp_path, every=5)
-    assert_harmless(flows, points)
     assert len(points) >= sum(flow["operations"] for flow in flows) / PROCESSES / 5
 
 
@@ -82,10 +49,9 @@ def test_every_fifth_operation(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_every_operation(tmp_path: Path) -> None:
-    flows, points = sweep(tmp_path, every=1)
-    assert_harmless(flows, points)
+    _, points = sweep(tmp_path, every=1)
     by_flow = Counter((each["flow"], each["published"]) for each in points)
-    assert all(by_flow[flow, which] for flow in faults_child.FLOWS for which in ("old", "new"))
+    assert all(by_flow[flow, which] for flow in power_cuts.FLOWS for which in ("old", "new"))
 
 
 # What it rests on: the operations seen, and the disk made of them.
@@ -93,7 +59,7 @@ def test_every_operation(tmp_path: Path) -> None:
 
 def recorded(folder: Path, work: Callable[[], Any]) -> tuple[Disk, list[Operation]]:
     """Return the disk as it was before, and the operations of work that a fork does."""
-    disk, place = Disk(folder), faults_child.Place(folder.parent, "")
+    disk, place = Disk(folder), Place(folder.parent)
 
     def watched() -> list[Operation]:
         done: list[Operation] = []
@@ -102,7 +68,7 @@ def recorded(folder: Path, work: Callable[[], Any]) -> tuple[Disk, list[Operatio
         return done
 
     status, done = in_fork(place, watched)
-    assert status == 0, place.log.read_text()
+    assert status == 0, place.said()
     return disk, done
 
 
@@ -178,24 +144,24 @@ def test_a_folder_made_stays(folder: Path) -> None:
 
 def test_all_of_a_build_that_ended_is_on_the_disk(tmp_path: Path) -> None:
     """Also the folders that the first build makes, and what the store remembers of it."""
-    place = faults_child.Place(tmp_path, "keep")
-    place.corpus.mkdir()
-    place.disk.mkdir()
+    place = Place(tmp_path)
+    for folder in (place.disk, place.corpus):
+        folder.mkdir()
     place.write_corpus(0)
-    disk, done = recorded(place.disk, place.build)
+    command = ["build", place.corpus, *COLUMNS, "--store", place.store, "--keep", "year"]
+    disk, done = recorded(place.disk, lambda: place.must(*command, "--out", place.index))
     for operation in done:
         disk.apply(operation)
     (_, flushed), *_ = disk.after_power_cuts(0)
-    there = read_tree(place.disk)
+    there = place.tree()
     assert disk.now() == there
     # A lock is nothing to whoever comes after a power cut.
     locks = {name for name in there if name.endswith(".lock")}
     lost = {name for name in there if flushed.get(name, "lost") != there[name]}
     assert lost <= locks
-    shutil.rmtree(place.disk)
-    write_tree(place.disk, flushed)
-    _, problems = in_fork(place, lambda: faults_child.store_damages(place.out))
-    assert problems == []
+    place.put(flushed)
+    status, _ = in_fork(place, lambda: place.run("verify", place.index))
+    assert status == 0, place.said()
 
 
 def test_operations_of_all_kinds_are_seen(folder: Path) -> None:
