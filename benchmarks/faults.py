@@ -11,13 +11,13 @@ from collections import Counter
 from pathlib import Path
 
 from benchmarks import results_file
-from tests.faults.run import tried
+from tests.faults.run import tried_faults
 
 
 def main(share: str = "1") -> int:
     """Try a share of the points of every command; write how many there were and how they ended."""
     with tempfile.TemporaryDirectory() as folder:
-        points = tried(Path(folder), float(share))
+        points = tried_faults(Path(folder), float(share))
     counts = Counter((point["flow"], point["fault"]) for point in points)
     there = {(point["flow"], point["fault"]): point["of"] for point in points}
     harmful = Counter((point["flow"], point["fault"]) for point in points if point["problems"])

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tests.faults import child
+
 ROOT = Path(__file__).resolve().parents[2]
 PROCESSES = 2
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -60,6 +62,12 @@ def tried(
         assert process.wait() == 0, (folder / f"{part}.err").read_text()
     lines = [line for part in range(PROCESSES) for line in (folder / f"{part}.jsonl").open()]
     return [json.loads(line) for line in lines]
+
+
+def tried_faults(folder: Path, share: float) -> list[dict[str, Any]]:
+    """Return what came of a share of the points of every command; see ``child``."""
+    found = tried(folder, child, share, library=compiled(folder))
+    return [point for point in found if "fault" in point]
 
 
 def assert_no_problems(points: list[dict[str, Any]]) -> None:

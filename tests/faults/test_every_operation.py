@@ -26,7 +26,7 @@ import pytest
 
 from tests.faults import child
 from tests.faults.place import Place
-from tests.faults.run import ROOT, assert_no_problems, compiled, environment, tried
+from tests.faults.run import ROOT, assert_no_problems, compiled, environment, tried_faults
 
 pytestmark = pytest.mark.faults
 
@@ -40,15 +40,9 @@ def assert_harmless(points: list[dict[str, Any]]) -> None:
     print(f"\n{len(points):,} faults in {len(flows)} commands:", dict(sorted(counts.items())))
 
 
-def faults(folder: Path, share: float) -> list[dict[str, Any]]:
-    """Return what came of a share of the points."""
-    found = tried(folder, child, share, library=compiled(folder))
-    return [point for point in found if "fault" in point]
-
-
 @pytest.mark.timeout(1800)
 def test_a_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    points = faults(tmp_path, share=0.0005)
+    points = tried_faults(tmp_path, share=0.0005)
     with capsys.disabled():
         assert_harmless(points)
 
@@ -56,7 +50,7 @@ def test_a_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(6 * 3600)
 def test_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    points = faults(tmp_path, share=1)
+    points = tried_faults(tmp_path, share=1)
     with capsys.disabled():
         assert_harmless(points)
 
