@@ -230,6 +230,28 @@ def test_metrics_that_cannot_be_written_do_not_hide_the_update(
     assert events[-1]["event"] == ("up_to_date" if found else "failed")
 
 
+@pytest.mark.parametrize("error", [StorageError("the disk is out"), OSError(5, "the disk is out")])
+def test_an_index_that_cannot_be_read_at_the_end(
+    news: News, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr("whiten_index.cli.monitoring.read_published", raising(error))
+    status, events = night(news.job(metrics=str(news.metrics)))
+    assert (status, events[-1]["event"], events[-1]["failed"]) == (7, "up_to_date", ["metrics"])
+    found = news.measured()
+    assert found["last_run_exit_code",] == status
+    assert found["last_run_outcome", "up_to_date"] == 1
+    assert ("published_rows",) not in found
+
+
+def test_an_index_that_cannot_be_opened(news: News, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert night(news.job(metrics=str(news.metrics)))[0] == 0
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "minio:9000")
+    status, events = night(news.job(index="s3://bucket/index", metrics=str(news.metrics)))
+    assert (status, events[-1]["event"], events[-1]["error"]) == (2, "failed", "ConfigError")
+    assert news.measured()["last_run_exit_code",] == 2
+    assert news.measured()["last_run_outcome", "failed"] == 1
+
+
 @pytest.mark.parametrize("name", ["night.txt", "out/CURRENT", "job.toml"])
 def test_a_path_that_is_refused_for_metrics_stays_as_it_is(news: News, name: str) -> None:
     news.metrics = news.root / name

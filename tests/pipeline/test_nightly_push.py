@@ -240,13 +240,20 @@ def test_nothing_is_pushed_beside_another_job(world: World) -> None:
     assert world.servers["docs"] == Server()
 
 
-@pytest.mark.parametrize(("rows", "hidden"), [(ROWS, False), (ROWS, True), (20, False)])
+@pytest.mark.parametrize(
+    ("rows", "hidden", "full"),
+    [(ROWS, False, False), (ROWS, True, True), (20, False, False), (20, False, True)],
+)
 def test_a_push_that_is_stopped(
-    world: World, monkeypatch: pytest.MonkeyPatch, rows: int, hidden: bool
+    world: World, monkeypatch: pytest.MonkeyPatch, rows: int, hidden: bool, full: bool
 ) -> None:
-    """The last line says what became of the update, which was over."""
+    """The last line says what became of the update, even where the metrics then fail."""
+    metrics = world.root / "metrics"
+    metrics.mkdir()
 
     def stopped(*_: object) -> None:
+        if full:
+            metrics.rmdir()
         try:
             signal.raise_signal(signal.SIGTERM)
         except KeyboardInterrupt:
@@ -262,9 +269,12 @@ def test_a_push_that_is_stopped(
     world.change()
     world.raw = world.raw[:rows]
     world.write()
-    status, events = night(world.job(DOCS, MORE, first="keep-versions = 1"))
+    first = f"keep-versions = 1\nmetrics = {json.dumps(str(metrics / 'm.prom'))}"
+    status, events = night(world.job(DOCS, MORE, first=first))
     last = events[-1]
     assert last["stopped_in"] == OF_DOCS
+    assert last.get("failed") == (["metrics"] if full else None)
+    assert ("metrics_failed" in [each["event"] for each in events]) == full
     ours = [e["event"] for e in events if e["event"].startswith(("push_", "prune_"))]
     assert ours == ["push_started"]
     if rows < ROWS:

@@ -17,6 +17,7 @@ from whiten_index.artifacts.files import (
     writing,
 )
 from whiten_index.artifacts.storage import Place
+from whiten_index.cli.log_lines import ending_of
 from whiten_index.errors import (
     ArtifactError,
     ConfigError,
@@ -65,14 +66,15 @@ def write_metrics(
     stays, if the index was not ``updated``.
 
     Raises:
-        StorageError: the file cannot be written, or the index cannot be read; that of the run is
-            written then.
+        StorageError: the file cannot be written.
+        WhitenIndexError: the index cannot be read; that of the run is written then, with the status
+            of this error if ``exit_code`` is 0.
     """
     version, unread = list[_Metric](), None
     try:
         version = _of_version(index)
-    except StorageError as error:
-        unread = error
+    except Exception as error:
+        unread, exit_code = error, exit_code or ending_of(error).exit_code
     place, now = _shown(str(absolute(index))), time.time()
     # After an update that succeeded the index is as new as the corpus, even if a later step failed.
     success = now if updated else _last_success(path, place)

@@ -242,8 +242,9 @@ class _Night:
         try:
             yield
         except Exception as error:
-            # A library may have made another error of it.
-            raise_if_interrupted()
+            # A library may have made another error of it. Metrics come after an interruption too.
+            if step != "metrics":
+                raise_if_interrupted()
             self.failed[step] = status or ending_of(error).exit_code
             logged = {**failure(error), "exit_code": self.failed[step]}
             (lines or self.lines).log(f"{step.split()[0]}_failed", **logged)
