@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from safetensors.numpy import load_file
 
 import pipelines.build_index
 import whiten_index
-from tests.acceptance.commands import done, refused
+from tests.acceptance.commands import done, refused, run
 from tests.acceptance.random_corpora import RandomCorpus, make_corpus, version_folder
 from tests.acceptance.truth import MAX_LENGTH, SciFact, encode, unit
 from tests.acceptance.vectors import COLUMNS
@@ -73,6 +74,31 @@ def test_python_builds_the_index_of_the_command_line(
     )
     whiten_index.build_index(config)
     require_same(tmp_path / "index", made)
+
+
+def test_paths_of_a_job_file_may_begin_at_home(
+    corpus: RandomCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, job = tmp_path / "home", tmp_path / "job.toml"
+    shutil.copytree(corpus.corpus.parent, home / "news")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(tmp_path)
+    columns = 'embedding-column = "embedding"\nid-column = "id"'
+    job.write_text(
+        f'corpus = ["~/news/{corpus.corpus.name}"]\n{columns}\nout = "~/i"\nstore = "~/s"'
+    )
+    done("build", "--config", job)
+    job.write_text(
+        f'index = "~/i"\nqueries = "~/news/{corpus.corpus.name}"\n{columns}\nrun = "~/run.jsonl"'
+    )
+    done("search", "--config", job)
+    job.write_text('index = "~/i"\nto = "~/v.parquet"')
+    done("push", "--config", job)
+    job.write_text('index = "~/i"\n[[push]]\nto = "~/v.parquet"')
+    assert run("nightly", job).status == 0
+    made = {"news", "i", "s", "run.jsonl", "v.parquet"}
+    assert {each.name for each in home.iterdir() if not each.name.startswith(".")} == made
+    assert {each.name for each in tmp_path.iterdir()} == {"home", "job.toml"}
 
 
 def test_a_job_file_builds_the_index_of_the_options(made: Path, job: Path, tmp_path: Path) -> None:

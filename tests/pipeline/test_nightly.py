@@ -287,6 +287,7 @@ def test_paths_are_relative_to_the_folder_of_the_job(tmp_path: Path) -> None:
         ('index = "a"\nkeep-versions = true', "--keep-versions takes a whole number"),
         ('index = "a"\ncompact = "yes"', "--compact takes true or false"),
         ('index = "a"\nmetrics = 1', "--metrics takes text"),
+        ('index = "~\\u0000/a"', "NUL character"),
         ('index = "a"\nrefit = "often"', "'often' is unknown"),
         ('index = "a"\npush = ["v.parquet"]', r"write \[\[push\]\] above each"),
         (None, "cannot be read"),

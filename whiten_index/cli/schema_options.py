@@ -33,6 +33,12 @@ _OTHER = "Other options"
 _ORDER = (CORPUS, MODEL, TRANSFORM, INDEX, RESOURCES, OUTPUT, _OTHER)
 _JOB = "whiten_index.job"
 _ARGUMENTS = {"corpus": "CORPUS", "texts": "TEXT"}
+# Keys whose values may be paths, in which ``~`` is the home folder.
+_PATHS = {
+    "canary_file", "corpus", "data", "dev", "folder", "forget", "index", "indexes", "metrics",
+    "model", "old_model", "out", "paths", "qrels", "queries", "run", "run_out", "sets", "store",
+    "target", "to", "token_file",
+}  # fmt: skip
 _NOT_IN_JOBS = ("as_json", "plan", "config", "help", "quiet", "verbose")
 
 
@@ -127,7 +133,7 @@ def given(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a job file, and refuse it if a value may be a secret."""
+    """Read a job file, with the home folder for ``~``; refuse it if a value may be a secret."""
     try:
         with reading(path):
             values = load_toml(read_bounded(path))
@@ -136,7 +142,16 @@ def read_toml(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"job file {path} is not TOML in UTF-8 ({error}); mend it") from error
     require_no_secret(values, what=f"job file {path}")
-    return values
+    return {key: _with_home(key, value) for key, value in values.items()}
+
+
+def _with_home(key: str, value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _with_home(name, each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_with_home(key, each) for each in value]
+    path = key.replace("-", "_") in _PATHS and isinstance(value, str) and value.startswith("~")
+    return str(at_home(value)) if path else value
 
 
 def paths_from(folder: Path, value: Any, *, mark: str = "://") -> Any:
@@ -147,7 +162,7 @@ def paths_from(folder: Path, value: Any, *, mark: str = "://") -> Any:
     if isinstance(value, list):
         return [paths_from(folder, each) for each in value]
     path = isinstance(value, str) and value and mark not in value
-    return str(folder / at_home(value)) if path else value
+    return str(folder / value) if path else value
 
 
 def read_job(path: Path, names: Mapping[str, str]) -> dict[str, Any]:
