@@ -16,6 +16,10 @@ from whiten_index.whitening.whitening_config import WhiteningConfig
 READERS = {"moments": Moments, "whitening": Whitening}
 
 
+def header(text):
+    return len(text).to_bytes(8, "little") + text
+
+
 @pytest.fixture(params=READERS)
 def kind(request):
     return request.param
@@ -60,7 +64,18 @@ def test_a_file_cut_anywhere_is_an_error(saved, kind):
         assert_unreadable(saved, kind)
 
 
-@pytest.mark.parametrize("data", [b"", b"\0" * 200, b"not safetensors at all", b"{" * 50])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\0" * 200,
+        b"not safetensors at all",
+        b"{" * 50,
+        header(b"[]"),
+        header(b'{"mean": []}'),
+        header(b'{"mean": {"dtype": "F64", "shape": [1], "data_offsets": [0, 1e999]}}'),
+    ],
+)
 def test_other_bytes_are_an_error(saved, kind, data):
     saved.write_bytes(data)
     assert_unreadable(saved, kind)

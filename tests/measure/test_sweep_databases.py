@@ -22,6 +22,7 @@ from whiten_index.evaluation.judgements import corpus_file, parquet_corpus, quer
 from whiten_index.measure.database_sweep import DatabaseSweep
 from whiten_index.measure.results import read_sweeps
 from whiten_index.measure.sweep_config import SweepConfig
+from whiten_index.measure.sweep_run import run_sweep
 from whiten_index.vectordb.registry import open_writer
 
 DIM, ROWS = 32, 1500
@@ -152,6 +153,22 @@ def test_a_file(corpus: Path, tmp_path: Path, address: str, codecs: set[str]) ->
     with open_writer(place, "docs") as writer:
         writer.discard()
         assert writer.published() is None
+
+
+def test_numbers_that_are_no_half_are_not_measured(tmp_path: Path) -> None:
+    rows = 1e5 * np.random.default_rng(0).standard_normal((200, DIM)).astype(np.float32)
+    column = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), DIM)
+    table = pa.table({"id": list(map(str, range(200))), "e": column})
+    pq.write_table(table, tmp_path / "c.parquet")
+    wishes = {"similarity": "dot", "databases": (f"lancedb://{tmp_path}/l",)}
+    config = SweepConfig(
+        corpus=(str(tmp_path / "c.parquet"),), embedding_column="e", id_column="id", widths="8",
+        out=str(tmp_path / "out"), sample=30, transforms="pca", codecs="float32,float16", **wishes,
+    )  # fmt: skip
+    skipped = run_sweep(config).skipped
+    assert {point["codec"] for point in points_of(tmp_path / "out").values()} == {"fp32", "float32"}
+    assert skipped
+    assert all("beyond 65,504" in why for why in skipped.values())
 
 
 @pytest.mark.service

@@ -241,6 +241,15 @@ def test_a_redirect_to_another_host_takes_no_session_token_there(s3, monkeypatch
     assert {host.partition(":")[0] for host in asked} == {"127.0.0.1"}
 
 
+def test_an_address_that_is_written_otherwise_is_the_same_host(s3, bucket, monkeypatch):
+    for name in ("http_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    address = os.environ["AWS_ENDPOINT_URL"].replace("127.0.0.1", "127.1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+    assert Bucket(f"s3://{bucket}/p").get("a") is None
+
+
 def test_a_proxy_of_the_users_is_asked(s3, monkeypatch):
     asked: list[str] = []
 

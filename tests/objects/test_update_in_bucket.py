@@ -12,6 +12,7 @@ from whiten_index import PushConfig, QueryTransform, open_index, push_index
 from whiten_index.errors import BusyError, ConfigError, GateError
 from whiten_index.pipeline.update import update_index
 from whiten_index.pipeline.update_config import UpdateConfig
+from whiten_index.versions.gc import gc_store
 from whiten_index.versions.retention import list_versions, prune, rollback
 
 pytestmark = pytest.mark.service
@@ -103,6 +104,31 @@ def test_of_two_updates_at_once_one_is_published(s3, bucket, machine, tmp_path, 
     done = update_index(UpdateConfig(index=out, corpus=(corpus,), refit="always"))
     assert done.version == second[1].version
     assert (done.to_json()["rows"]["deleted"] > 0, done.to_json()["gates"]) == (True, [])
+
+
+def test_a_version_of_a_machine_whose_mark_was_taken_is_removed(
+    s3, bucket, machine, tmp_path, monkeypatch
+):
+    from whiten_index.pipeline import update as room
+
+    corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
+    build(corpus, out=out)
+    corpus_file(tmp_path / "c.parquet", shards=SHARDS + 1)
+    real = room.set_current
+
+    def unmarked(*arguments: Any, **options: Any) -> None:
+        for key in keys(s3, bucket):
+            if "/.marks/" in key:
+                s3.delete_object(Bucket=bucket, Key=key)
+        real(*arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(room, "set_current", unmarked)
+        with pytest.raises(BusyError, match="was not heard of"):
+            update(out)
+    machine("second")
+    assert len({key.split("/")[2] for key in keys(s3, bucket) if "/versions/" in key}) == 1
+    assert gc_store(f"{out}/store", keep_days=0)
 
 
 def test_pruned_versions_are_gone_from_the_bucket_and_never_published_again(

@@ -41,9 +41,10 @@ from whiten_index.errors import (
 )
 from whiten_index.pipeline.plan import plan_update
 from whiten_index.progress import Progress
+from whiten_index.store.notes import ResultCache
 from whiten_index.versions import gc
 from whiten_index.versions.gc import gc_store
-from whiten_index.versions.published import read_published
+from whiten_index.versions.published import ensure_index_id, read_published
 from whiten_index.versions.retention import rollback
 from whiten_index.whitening.bridge import Bridge, joint_moments
 
@@ -272,6 +273,44 @@ def test_a_migration_that_is_given_up_holds_gc_off_no_longer(built: Path, folder
     assert migrate(built, folder).finished
 
 
+def test_a_migration_that_is_given_up_withdraws_all_its_versions(built: Path, folder: Path) -> None:
+    index = folder / "index"
+    (old,) = (each.name for each in list_versions(index))
+    for rows in (1_000, 500):
+        migrate(built, folder, rows=rows, bridge=True)
+    assert migrate(built, folder, model=None, give_up=True).given_up
+    corpus = (str(folder / "less.parquet"),)
+    pq.write_table(pq.read_table(built / "c.parquet").slice(0, 2_900), corpus[0])
+    update_index(UpdateConfig(index=str(index), corpus=corpus))
+    assert rollback(index).to == old
+
+
+def test_a_note_that_a_disk_refused_is_written_by_the_next_run(
+    built: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = str(folder / "less.parquet")
+    pq.write_table(pq.read_table(built / "c.parquet").slice(0, 70), corpus)
+    build(built, folder, out=str(folder / "other"), corpus=corpus, layers=(1,))
+    real = ResultCache.save_migration
+
+    def fail(self: ResultCache, index: str, note: Any) -> None:
+        if not index:
+            raise StorageError("the disk is full")
+        real(self, index, note)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ResultCache, "save_migration", fail)
+        with pytest.raises(StorageError, match="the disk is full"):
+            migrate(built, folder, rows=1)
+    migrate(built, folder, rows=1)
+    migrate(built, folder, model=None, give_up=True)
+    (new,) = {path.parent.parent for path in folder.glob("store/*/migrations/*")}
+    for path in new.glob("corpora/*"):
+        path.unlink()
+    with pytest.raises(ArtifactError, match="has no record of a corpus"):
+        gc_store(folder / "store", keep_days=0)
+
+
 def test_a_migration_that_was_given_up_excuses_no_lost_records(built: Path, folder: Path) -> None:
     corpus = str(folder / "less.parquet")
     pq.write_table(pq.read_table(built / "c.parquet").slice(0, 70), corpus)
@@ -300,6 +339,17 @@ def test_a_migration_of_an_index_that_is_gone_does_not_hold_gc_off(
     moved = {"indexes": [folder / "moved"], "forget": [folder / "other"]}
     for options in (moved, {}):
         assert gc_store(folder / "store", **options, keep_days=0).segments == 0
+    # So does one that moved back, or has another id at the same place.
+    (folder / "moved").rename(folder / "other")
+    back = {"indexes": [folder / "other"], "forget": [folder / "moved"]}
+    assert gc_store(folder / "store", **back, keep_days=0).segments == 0
+    (folder / "other" / "index.json").unlink()
+    ensure_index_id(folder / "other")
+    again = {"indexes": [folder / "other"], "forget": [folder / "other"]}
+    for options in (again, {}):
+        assert gc_store(folder / "store", **options, keep_days=0).segments == 0
+    (folder / "other").rename(folder / "moved")
+    assert gc_store(folder / "store", **moved, keep_days=0).segments == 0
     shutil.rmtree(folder / "moved")
     assert gc_store(folder / "store", forget=[folder / "moved"], keep_days=0).segments > 0
 
@@ -662,6 +712,7 @@ def test_the_command(built: Path, folder: Path) -> None:
     assert "of 3,000 rows are encoded by the new model" in out
     assert "run the same command again to continue" in out
     assert run("verify", folder / "index")[0] == 0
+    gc_store(folder / "store", keep_days=0)
     facts = json.loads(run("inspect", folder / "index", "--json")[1])["migration"]
     assert (facts["from"], facts["to"], facts["rows"]) == ("model", "model", ROWS)
     assert 1_000 <= facts["encoded"] < ROWS

@@ -12,7 +12,7 @@ from whiten_index import open_index
 from whiten_index.errors import ConfigError, GateError, WhiteningError
 from whiten_index.pipeline.update import update_index
 from whiten_index.pipeline.update_config import UpdateConfig
-from whiten_index.versions.retention import list_versions, rollback
+from whiten_index.versions.retention import list_versions, prune, rollback
 
 indexed, place = updates.indexed, updates.place
 
@@ -46,11 +46,13 @@ def test_the_version_of_a_killed_update_passes_the_gates_that_are_asked_now(
             place.update()
     with pytest.raises(GateError, match=r"--max-growth is 0\.01"):
         place.update(max_growth=0.01)
-    # The same update again publishes what was made.
-    (made,) = (
-        each.name for each in list_versions(place.out) if not (each.published or each.candidate)
-    )
-    assert place.update().version == made
+    # No rollback or prune takes what was refused for a version that was ever published.
+    (published,) = (each.name for each in list_versions(place.out) if not each.candidate)
+    assert place.update().version is not None
+    assert rollback(place.out).to == published
+    assert prune(place.out, keep=1).kept == (published,)
+    (left,) = (place.out / "versions").iterdir()
+    assert left.name == published
 
 
 def test_rows_of_a_version_that_a_gate_kept_back_are_not_encoded_again(place: Place) -> None:

@@ -25,6 +25,7 @@ from whiten_index.integrations.sentence_transformers import export_model
 from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.vectordb.push_source import PushSource
 from whiten_index.versions.published import read_published
+from whiten_index.whitening.transform import Whitening
 
 ROWS, K = 120, 6
 PROMPTS = {"document": "the cat ", "query": "the king sang "}
@@ -190,6 +191,24 @@ def test_what_lies_among_our_files_is_not_lost(
     with pytest.raises(ConfigError, match=f"holds {mine.rstrip('/')} beside .* would be lost"):
         export(transform, folder)
     assert before == {path: path.is_dir() or path.read_bytes() for path in folder.rglob("*")}
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+
+
+def test_what_comes_while_a_folder_is_written_is_not_lost(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transform, place = QueryTransform.of(index), tmp_path / "made"
+    real = Whitening.save
+
+    def save(*arguments: Any) -> None:
+        real(*arguments)
+        place.mkdir()
+        (place / "notes.txt").write_text("mine")
+
+    monkeypatch.setattr(Whitening, "save", save)
+    with pytest.raises(ConfigError, match="holds something else than"):
+        transform.save(place)
+    assert (place / "notes.txt").read_text() == "mine"
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
 
 

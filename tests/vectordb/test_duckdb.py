@@ -2,9 +2,11 @@
 
 import os
 import re
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +178,27 @@ def test_what_no_push_made_is_left_alone(address: str, file: Path, made: str) ->
             fill(writer, rows)
     with duckdb.connect(file) as database:
         assert database.execute(f"SELECT one FROM {made.split()[2]}").fetchall() == [(1,)]
+
+
+def test_what_finds_no_room_in_memory_lies_next_to_the_file(
+    address: str, file: Path, tmp_path: Path
+) -> None:
+    """DuckDB would take ``.tmp`` of the working folder, which may lead elsewhere."""
+    spilled = file.with_name(f"{file.name}.tmp")
+    left, mine = spilled / "duckdb_temp_storage_DEFAULT-0.tmp", spilled / "notes.txt"
+    spilled.mkdir()
+    for path in (left, mine):
+        path.write_text("x")
+    with open_writer(address, "docs"):
+        # What a push that was killed left is gone.
+        assert (left.exists(), mine.exists()) == (False, True)
+        with closing(connect(file, make=True)) as database:
+            place = database.execute("SELECT current_setting('temp_directory')").fetchone()
+    assert place == (str(spilled),)
+    shutil.rmtree(spilled)
+    spilled.symlink_to(tmp_path)
+    with pytest.raises(ConfigError, match="is a link, through which the engine would write"):
+        open_writer(address, "docs")
 
 
 @pytest.mark.parametrize("end", ["", ".wal"])

@@ -21,6 +21,7 @@ from tests.helpers import builds
 from tests.helpers.bad_input import run, succeed
 from tests.vectordb.pushed_rows import Rows, told_of
 from whiten_index import QueryTransform
+from whiten_index.artifacts.atomic import locked
 from whiten_index.errors import ConfigError, DatabaseError, GateError, StorageError
 from whiten_index.vectordb.push import PushReport, push_index, pushed_version
 from whiten_index.vectordb.push_config import PushConfig
@@ -319,6 +320,16 @@ def test_two_pushes_that_end_at_once_leave_the_rows_of_one(tmp_path: Path) -> No
         assert (np.load(path) == rows.vectors).all()
         path.unlink()
         documents.unlink()
+
+
+def test_a_folder_that_another_program_locks_takes_pushes(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under ``flock DIR COMMAND``, by which jobs of cron run one at a time."""
+    monkeypatch.setattr("whiten_index.vectordb.vector_files._PAUSE", 0)
+    with locked(tmp_path):
+        push_index(PushConfig(index=str(index), to=str(tmp_path / "v.npy")))
+    assert len(np.load(tmp_path / "v.npy"))
 
 
 def test_documents_that_no_push_wrote_are_not_lost_to_those_of_vectors(

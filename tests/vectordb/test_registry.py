@@ -75,8 +75,9 @@ def test_parts_of_an_address(address: str, shown: str, url: str) -> None:
     ],
 )  # fmt: skip
 def test_a_path_is_not_cut_off(address: str) -> None:
-    with pytest.raises(ConfigError, match="has # in it, which ends the path; write it as %23"):
-        require_database(address.format("#"), {})
+    for odd, code in (("#", "%23"), ("\t", "%09"), ("\n", "%0A")):
+        with pytest.raises(ConfigError, match=f"in it; write it as {code}|may be, a secret"):
+            require_database(address.format(odd), {})
     require_database(address.format("%23"), {})
 
 

@@ -89,8 +89,15 @@ def test_what_it_does_not_know_stays(tmp_path):
     world = new_world(tmp_path, 100)
     folder = world.store.folder
     mine = [folder / "notes.txt", folder / "shards" / "README", world.place / "mine" / "x"]
+    for kind, name in (("samples", "README"), ("choices", "mine.json"), ("rows", "dump.zst")):
+        mine.append(folder / kind / name)
+    for kind, name in (("unfinished", "a" * 32 + ".json"), ("bridged", "segments/x")):
+        mine.append(tmp_path / "elsewhere" / kind / name)
+    (folder / "unfinished").symlink_to(tmp_path / "elsewhere" / "unfinished")
+    bridged = world.place.with_name(f"{world.place.name}.bridged-{16 * '0'}")
+    bridged.symlink_to(tmp_path / "elsewhere")
     for path in mine:
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(exist_ok=True, parents=True)
         path.write_text("mine")
     leftover = folder / "shards" / ".tmp-0123~5bce98f7-33124ff378ad"
     leftover.mkdir()

@@ -157,11 +157,11 @@ def leftovers_in(folder: Path) -> list[Path]:
 
 
 @contextlib.contextmanager
-def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
-    """Hold the lock of a folder that no other process has removed, or holds unless we ``wait``."""
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a folder that no other process holds or has removed."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         path.stat()
         yield
     finally:
@@ -324,6 +324,8 @@ def replace_folder(
             if old is not None:
                 _close(temporary)
             make(new)
+            # Something else may have come meanwhile.
+            require_free(path, files=files, what=what)
             if old is not None:
                 _keep_access(new, old)
             _put_in_place(new, final, aside=temporary / _MOVED_ASIDE)

@@ -10,6 +10,7 @@ import importlib
 import math
 import os
 import re
+import socket
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -260,6 +261,9 @@ class Bucket:
             return {}
         if proxied and not urllib.request.proxy_bypass(host):
             return {}
+        with contextlib.suppress(OSError):
+            # As obstore writes an address such as 127.1.
+            host = socket.inet_ntoa(socket.inet_aton(host))
         return {"proxy_url": f"http://{_NOWHERE}", "proxy_excludes": host}
 
     @contextlib.contextmanager

@@ -16,6 +16,8 @@ from whiten_index.artifacts.files import open_regular, reading
 from whiten_index.artifacts.limits import load_json
 from whiten_index.errors import ArtifactError, FormatError
 
+# By values of a header that are of no foreseen kind.
+_WRONG = (AttributeError, LookupError, ValueError, TypeError, OverflowError)
 _HEADER, _PLACE, _CONTENT = "__metadata__", "data_offsets", "content"
 _REMEDY = "restore it from a copy, or build again"
 # Of a handful of arrays and short facts. A hundred times as much, which the library takes, would
@@ -108,7 +110,7 @@ def read_tensors(
             )
         present = {name: shape for name, shape in (optional or {}).items() if name in tensors}
         _check_shapes(tensors, {**shapes, **present})
-    except (OSError, SafetensorError, LookupError, ValueError, TypeError) as error:
+    except (OSError, SafetensorError, *_WRONG) as error:
         raise ArtifactError(f"{path} cannot be read as {kind} ({error}); {_REMEDY}") from error
     if sealed and not sound:
         raise ArtifactError(f"{path} is damaged: its content does not match its digest; {_REMEDY}")
@@ -128,7 +130,7 @@ def map_tensor(path: Path | str, name: str, *, remedy: str) -> NDArray[Any]:
             return np.empty(shape, dtype)  # nothing can be mapped
         with reading(path):
             return np.memmap(path, dtype, mode="r", offset=start + first, shape=shape)
-    except (OSError, AttributeError, LookupError, ValueError, TypeError, OverflowError) as error:
+    except (OSError, *_WRONG) as error:
         raise ArtifactError(f"{path} cannot be read ({error}); {remedy}") from error
 
 

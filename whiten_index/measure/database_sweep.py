@@ -41,7 +41,14 @@ from whiten_index.paths import absolute
 from whiten_index.progress import Stages
 from whiten_index.vectordb.database_writer import DatabaseWriter
 from whiten_index.vectordb.engine_options import Code, Effort, EngineOptions
-from whiten_index.vectordb.pushed_table import VECTOR, Layout, Metric, PushedTable, vectors_array
+from whiten_index.vectordb.pushed_table import (
+    VECTOR,
+    Layout,
+    Metric,
+    PushedTable,
+    require_fitting,
+    vectors_array,
+)
 from whiten_index.vectordb.registry import open_writer, require_database
 
 _EXACT = "flat"  # search that reads all vectors
@@ -240,6 +247,7 @@ class Trial:
         load, first = 0.0, 0
         for raw in self.dataset.embeddings.blocks():
             vectors = self.space.vectors(raw)
+            require_fitting(vectors, layout.dtype)
             for some in blocks(range(len(raw)), _ROWS_AT_ONCE):
                 part = vectors[some.start : some.stop]
                 ids = pa.array(range(first, first + len(part)), pa.int64())

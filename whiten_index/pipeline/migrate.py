@@ -27,6 +27,7 @@ from whiten_index.errors import (
     BusyError,
     ConfigError,
     CorpusError,
+    FormatError,
     GateError,
     StorageError,
     require_config,
@@ -57,10 +58,10 @@ from whiten_index.store.embedding_store import (
 from whiten_index.store.notes import owner_of
 from whiten_index.store.sampling import CorpusEmbeddings, ids_of
 from whiten_index.store.segments import digests_name
-from whiten_index.versions.migration import BRIDGE, encoded_rows, filled_for, known_rows
+from whiten_index.versions.migration import encoded_rows, filled_for, known_rows
 from whiten_index.versions.published import read_published, tidy
 from whiten_index.versions.references import indexes_of, lock_indexes, open_store
-from whiten_index.versions.retention import before_bridged, rollback
+from whiten_index.versions.retention import before_bridged, bridged_since, rollback
 from whiten_index.whitening.bridge import Bridge, joint_moments
 from whiten_index.whitening.selection import reciprocal_ranks
 from whiten_index.whitening.spectrum import unit_rows
@@ -156,9 +157,8 @@ def migrate_index(config: MigrateConfig, *, progress: Progress | None = None) ->
         bridge, length = _fit_bridge(base, new, stages)
         report.bridge = {"kind": bridge.kind, "agreement": bridge.agreement}
         store = _bridged_store(base, new, bridge, length, stages)
-        store.results.save_choice(BRIDGE, report.bridge)
         build = _bridged_build(target, base, store)
-        facts["bridged_from"] = base.source.name
+        facts |= {"bridge": report.bridge, "bridged_from": base.source.name}
         made = build_index(build, progress=progress, facts=facts)
         report.version, report.rows = made.version, made.encoded.record.rows
         report.encoded = encoded_rows(store, made.encoded.record, new)
@@ -237,7 +237,8 @@ def _fill(
 def _give_up(config: MigrateConfig, stages: Stages) -> MigrateReport:
     """Publish the version of the old model if a bridged one is, and let gc remove the rest."""
     if (before := before_bridged(config.index)) is not None:
-        rollback(config.index, to=before)
+        # Nobody goes back to rows of the new model.
+        rollback(config.index, to=before, withdrawn=bridged_since(config.index, before))
     published = read_published(config.index)
     _require_old_model(config.index, published.fields["store"])
     root, mirror = place_of(config.index)
@@ -256,14 +257,14 @@ def _give_up(config: MigrateConfig, stages: Stages) -> MigrateReport:
 
 def _mark(base: BaseVersion, new: EmbeddingStore, *, under_way: bool) -> None:
     """Note in the new model's store the migration that needs its rows, or that it is finished."""
-    owner = owner_of(base.config.out_place)
-    if bool(new.results.migrations().get(owner)) != under_way:
+    owner, notes = owner_of(base.config.out_place), new.results.migrations()
+    if new.record_paths() and owner_of(None) not in notes:
+        new.results.save_migration(owner_of(None), False)
+    if bool(notes.get(owner)) != under_way:
         old, own = (recorded_spec(each.encoder) for each in (base.store, new))
         since = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         note = {"from": old and old.name, "to": own and own.name, "since": since}
         new.results.save_migration(owner, under_way and note)
-        if new.record_paths():
-            new.results.save_migration(owner_of(None), False)
 
 
 def _rows(store: EmbeddingStore, digests: NDArray[np.uint8]) -> NDArray[np.floating]:
@@ -334,7 +335,7 @@ def _remove_bridged(base: BaseVersion, new: EmbeddingStore, *, but: Iterable[str
     """Remove the stores of earlier bridged versions of an index, which can be made again."""
     own, kept = Path(_bridged(base, new, "")).name, {Path(each).name for each in but}
     # A failure does no harm: gc removes the rest, or says why it cannot.
-    suppressed = contextlib.suppress(ArtifactError, StorageError, BusyError)
+    suppressed = contextlib.suppress(ArtifactError, BusyError, FormatError, StorageError)
     with suppressed, contextlib.ExitStack() as locks:
         lock_indexes([settled(base.config.out_place)], new.place, locks)
         locks.enter_context(marked(new.place, CLEANER))

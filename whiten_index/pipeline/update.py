@@ -67,12 +67,14 @@ from whiten_index.versions.published import (
     WHITENING,
     find_version,
     next_version,
+    pass_over,
     read_current,
     read_published,
     read_version,
     set_current,
     tidy,
     version_names,
+    version_number,
 )
 from whiten_index.whitening.drift import Drift, decide
 from whiten_index.whitening.transform import Whitening
@@ -209,6 +211,10 @@ def _publish(
         if same and config.canary_file is None:
             set_current(out, version, mirror=mirror, tag=tag)
             return version
+        if version_number(version) > version_number(base.source.name):
+            # A rollback would take it for one that passed its gates.
+            pass_over(out, read_current(out), version, mirror, tag)
+            tag = mirror.latest(out / CURRENT)
     version = next_version(out, spec.identity, mirror)
     for name in version_names(out, inside=CANDIDATES):
         remove_folder(out / CANDIDATES / name)
@@ -249,8 +255,9 @@ def _publish(
                 "one with whiten-index certify, or give --certify-gate to each update"
             )
         fields |= {"update": facts, "gates": [gate.to_json() for gate in gates]}
-        if "bridged_from" in base.fields:
-            fields["bridged_from"] = base.fields["bridged_from"]
+        for name in ("bridge", "bridged_from"):
+            if name in base.fields:
+                fields[name] = base.fields[name]
     require_passed(gates, candidate=out / CANDIDATES / version)
     set_current(out, version, mirror=mirror, tag=tag, made=True)
     return version

@@ -40,6 +40,7 @@ from whiten_index.artifacts.cached_storage import BucketStorage, place_of
 from whiten_index.artifacts.files import (
     exists,
     is_folder,
+    is_link,
     list_folder,
     open_regular,
     reading,
@@ -65,6 +66,7 @@ from whiten_index.whitening.moments import Moments
 
 # Folders of the files of parts, and the ending of these.
 _DIGESTS, _ROWS, _END = "digests", "rows", ".zst"
+_PART_FILE = re.compile(rf"[0-9a-f]{{32}}{_END}")
 BRIDGED = ".bridged-"  # in the name of a store that a migration makes next to the new model's
 # By which a store notes what migrations of indexes fill it, or have filled it: false.
 _BRIDGED_PLACE = re.compile(rf"(.+){re.escape(BRIDGED)}[0-9a-f]{{16}}", re.DOTALL)
@@ -331,7 +333,8 @@ class EmbeddingStore(Segments):
     def all_part_files(self) -> list[Path]:
         """Return the files of digests, and of ids and kept columns, of all parts."""
         folders = (self.folder / _DIGESTS, self.folder / _ROWS)
-        return [each / name for each in folders for name in self.mirror.names(each, f"[!.]*{_END}")]
+        found = ((each, name) for each in folders for name in self.mirror.names(each))
+        return [folder / name for folder, name in found if _PART_FILE.fullmatch(name)]
 
     def keep_part_files(self, parts: Iterable[CorpusPart]) -> None:
         """Put files of parts that a bucket lost, or has otherwise, there again from sound copies.
@@ -430,12 +433,12 @@ class EmbeddingStore(Segments):
         before = self._owner_of(path)
         both = owner if before in (None, owner) else ""
         require_marks()
-        replace(record, index=both).save(path)
-        self.mirror.push(path)
         # A damaged one is for gc to refuse.
         if self.results.files(MIGRATIONS):
             # From now on, no record of a corpus is no sign that all migrations were given up.
             self.results.save_migration(owner_of(None), False)
+        replace(record, index=both).save(path)
+        self.mirror.push(path)
 
     def forget_corpus(self, source: Mapping[str, Any], *, index: Place) -> None:
         """Remove the record of a corpus that is kept for an index alone."""
@@ -516,7 +519,9 @@ def bridged_places(place: Place) -> list[Place]:
     found: list[Place]
     if isinstance(place, Path):
         place = resolved(place)
-        found = [each for each in list_folder(place.parent) if is_folder(each)]
+        # What is behind a link is nothing that a migration made.
+        siblings = list_folder(place.parent)
+        found = [each for each in siblings if is_folder(each) and not is_link(each)]
     else:
         parent = place.rpartition("/")[0]
         names = () if parent.endswith("/") else Bucket(parent).folders()

@@ -1,5 +1,6 @@
 """Small files of a store next to its rows: remembered results, and the indexes built from it."""
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from whiten_index.artifacts.tensors import read_tensors, write_tensors
 from whiten_index.errors import ArtifactError, StorageError
 
 _SAMPLE, _VERSION = "sample", 1
+_NAME = re.compile(r"[0-9a-f]{32}\.(json|safetensors)")
 _NOTES = CHOICES, RUNTIMES, MIGRATIONS = ("choices", "runtimes", "migrations")
 SAMPLES, UNFINISHED = "samples", "unfinished"
 RESULTS = (*_NOTES, SAMPLES, UNFINISHED)
@@ -101,7 +103,8 @@ class ResultCache:
 
     def files(self, kind: str) -> list[Path]:
         """Return the files of a kind of results."""
-        return [self.folder / kind / name for name in self.mirror.names(self.folder / kind)]
+        found = filter(_NAME.fullmatch, self.mirror.names(self.folder / kind))
+        return [self.folder / kind / name for name in found]
 
     def check(self, path: Path) -> None:
         """Raise ``ArtifactError`` for a result that is damaged."""

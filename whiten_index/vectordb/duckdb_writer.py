@@ -27,14 +27,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from whiten_index.artifacts.atomic import remove_killed, temporary_folder
-from whiten_index.artifacts.files import is_file, resolved
+from whiten_index.artifacts.atomic import discard, remove_killed, temporary_folder
+from whiten_index.artifacts.files import is_file, is_folder, list_folder, resolved
 from whiten_index.corpus.arrow_types import replaced_leaves
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.database_writer import Find, Hit, Stored
 from whiten_index.vectordb.engine_options import Effort
-from whiten_index.vectordb.engine_support import literal, quoted
+from whiten_index.vectordb.engine_support import literal, quoted, require_no_link
 from whiten_index.vectordb.file_options import DISTANCES, DuckOptions
 from whiten_index.vectordb.file_writer import FileWriter
 from whiten_index.vectordb.pushed_table import Ids, Layout, PushedTable
@@ -274,11 +274,21 @@ def connect(file: Path, *, make: bool) -> Any:
         _make(resolved(file))
     # Connections of one process share the file by this name, and an index in memory.
     database = duckdb.connect(f":memory:{file}")
+    # As for a file that is opened by itself; for memory, DuckDB takes the working folder.
+    spilled = Path(f"{resolved(file)}.tmp")
+    require_no_link(spilled)
+    ((before,),) = database.execute("SELECT current_setting('temp_directory')").fetchall()
+    if before != str(spilled):
+        database.execute(f"SET temp_directory = {literal(str(spilled))}")
     # Before the file is opened, whose log may have changes of an index.
     database.execute(f"LOAD {literal(str(extension))}")
     kind = f"ROW_GROUP_SIZE {_GROUP_ROWS}" if make else "READ_ONLY"
     database.execute(f"ATTACH IF NOT EXISTS {literal(str(file))} AS db (TYPE duckdb, {kind})")
     database.execute("SET enable_external_access = false")
+    if make and before != str(spilled) and is_folder(spilled):
+        # Of a push that was killed: nobody else has the file open.
+        for each in list_folder(spilled, "duckdb_temp_*"):
+            discard(each)
     return _indexing(database)
 
 

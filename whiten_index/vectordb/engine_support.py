@@ -151,6 +151,11 @@ def require_engine_file(
 
 def _require_plain(path: Path) -> None:
     require_plain_target(path)
+    require_no_link(path)
+
+
+def require_no_link(path: Path) -> None:
+    """Refuse a place that an engine writes to if it leads elsewhere."""
     if is_link(path):
         raise ConfigError(
             f"{path} is a link, through which the engine would write; put what it leads to in its "

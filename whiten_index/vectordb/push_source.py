@@ -32,7 +32,7 @@ from whiten_index.vectordb.pushed_table import (
     Layout,
     Metric,
     PushedTable,
-    RowsError,
+    require_fitting,
     with_vectors,
 )
 from whiten_index.versions.documents import Documents
@@ -57,7 +57,6 @@ _BATCH_BYTES, _MOST_ROWS = 1 << 26, 1 << 16
 _TEXT_BYTES = 1 << 27
 # Rows whose raw embeddings are in memory in float64.
 _ROWS_AT_ONCE = 8192
-_MOST_HALF = float(np.finfo(np.float16).max)
 _REMEDY = "name the store it was built from with --store DIR, or build the index again"
 
 
@@ -225,11 +224,7 @@ class PushSource:
                     "version is published"
                 ) from error
             vectors[some] = self.whitening.vectors(raw)
-        if self.layout.dtype == "float16" and max(vectors.max(), -vectors.min()) > _MOST_HALF:
-            raise RowsError(
-                "a vector has numbers beyond 65,504, which float16 cannot hold; push with "
-                "--dtype float32"
-            )
+        require_fitting(vectors, self.layout.dtype)
         return vectors
 
 

@@ -21,6 +21,7 @@ VectorDtype: TypeAlias = Literal["float32", "float16"]
 Metric: TypeAlias = Literal["cosine", "ip"]
 Ids: TypeAlias = Sequence[str | int]
 
+_MOST_HALF = float(np.finfo(np.float16).max)
 # A description may be anybody's.
 _Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 
@@ -112,6 +113,15 @@ def vectors_of(rows: pa.RecordBatch) -> NDArray[np.float32]:
 def vectors_array(matrix: NDArray[Any], k: int) -> pa.FixedSizeListArray:
     """Return vectors (n, k), of float32 or float16, as a column; contiguous ones are not copied."""
     return pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(matrix).ravel()), k)
+
+
+def require_fitting(vectors: NDArray[np.floating], dtype: VectorDtype) -> None:
+    """Refuse vectors (n, k) of which the type makes infinity."""
+    if dtype == "float16" and np.abs(vectors).max(initial=0) > _MOST_HALF:
+        raise RowsError(
+            "a vector has numbers beyond 65,504, which float16 cannot hold; push with "
+            "--dtype float32"
+        )
 
 
 def with_vectors(

@@ -131,9 +131,10 @@ def _require_url(address: str, engine: type[EngineOptions]) -> None:
         urlsplit(address)
     except ValueError:
         raise ConfigError(f"the address of {engine.engine} is one of {engine.example}") from None
-    if "#" in address:
+    # Python cuts off what follows #, and drops the others.
+    if odd := re.search(r"[#\x00-\x1f\x7f]", address):
         raise ConfigError(
-            f"the address of {engine.engine} has # in it, which ends the path; write it as %23"
+            f"the address of {engine.engine} has {odd[0]!r} in it; write it as %{ord(odd[0]):02X}"
         )
 
 

@@ -1,9 +1,11 @@
 """Files of vectors: Parquet, Arrow and NumPy."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import math
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,15 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from whiten_index.artifacts.atomic import locked, replacing, require_replaceable
-from whiten_index.artifacts.files import exists, is_file, is_link, reading, resolved, writing
+from whiten_index.artifacts.files import (
+    exists,
+    fsync_path,
+    is_file,
+    is_link,
+    reading,
+    resolved,
+    writing,
+)
 from whiten_index.artifacts.limits import load_json
 from whiten_index.artifacts.manifest import sealed_json, unsealed
 from whiten_index.errors import ArtifactError, ConfigError, first_line
@@ -36,6 +46,8 @@ from whiten_index.vectordb.pushed_table import (
 # killed may leave new documents with old vectors.
 _DIGEST, _EARLIER = "vectors_blake2b", "vectors_blake2b_before"
 _MOST_EARLIER = 8
+# Tries to be the only push that puts files in place, and the seconds between them.
+_TRIES, _PAUSE = 100, 0.1
 
 _BEGINNINGS = {PARQUET: b"PAR1", ARROW: b"ARROW1", NPY: b"\x93NUMPY"}
 _HOLDS = "rows that a push wrote"
@@ -183,9 +195,20 @@ def write_rows(
             _write_npy(places[0], places[1], layout, pushed.rows, marked, earlier, batches)
         else:
             _write_table(places[0], layout, marked, batches, path)
+        for place in places:
+            fsync_path(place)
         # Two pushes that put files in place at once would leave documents with others' vectors.
-        with contextlib.suppress(OSError):  # a file system without locks
-            turn.enter_context(locked(resolved(path.parent), wait=True))
+        for _ in range(_TRIES):
+            try:
+                turn.enter_context(locked(resolved(path).parent))
+                break
+            except BlockingIOError:
+                # Another push has it for moments; if another program keeps it, we go on.
+                time.sleep(_PAUSE)
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM):
+                    raise
+                break  # a file system without locks
         if written_version(require_file(str(path))) != before:
             raise taken_over(str(path))
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import require_path
 from whiten_index.artifacts.cached_storage import place_of, required_place
+from whiten_index.artifacts.files import is_link
 from whiten_index.artifacts.storage import Place, settled
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.paths import is_uri, shown
@@ -27,7 +28,7 @@ from whiten_index.store.embedding_store import (
 )
 from whiten_index.store.notes import CHOICES, SAMPLES, UNFINISHED, owner_of
 from whiten_index.store.records import CorpusPart
-from whiten_index.versions.published import read_index_id
+from whiten_index.versions.published import read_index_id, read_published
 from whiten_index.versions.references import (
     Reference,
     files_naming,
@@ -104,8 +105,8 @@ def gc_store(
     named = [settled(required_place(index)) for index in indexes]
     gone = [each if is_uri(each) else require_path(each) for each in forget]
     bridged, every = bridged_places(place), open_stores(place)
-    lost, moved = set(map(owner_of, gone)), list(map(owner_of, named))
-    ended = () if moved else lost
+    lost = set(map(owner_of, gone))
+    ended = () if named else lost
     stores = [each for each in every if not is_being_filled(each, ended)]
     removed, kept = Counter[str](leftovers=0, segments=0, parts=0), Counter[str]()
     with contextlib.ExitStack() as locks:
@@ -122,7 +123,7 @@ def gc_store(
         if not dry_run:
             lock_indexes(used_by, place, locks)
             for store in every:
-                _move_migrations(store, lost, moved)
+                _move_migrations(store, lost, named)
             for index, own in users.items():
                 index_id = read_index_id(index) if isinstance(index, Path) else None
                 for store in own:
@@ -156,15 +157,19 @@ def gc_store(
     )
 
 
-def _move_migrations(store: EmbeddingStore, gone: Collection[str], to: Collection[str]) -> None:
+def _move_migrations(store: EmbeddingStore, gone: Collection[str], to: Sequence[Place]) -> None:
     """Let the notes of indexes that are gone be those of other indexes, or of none."""
-    notes = store.results.migrations()
+    notes, owners = store.results.migrations(), list(map(owner_of, to))
     for old in gone:
         if note := notes.get(old):
-            for new in to:
-                # One that was finished at its new place stays so.
-                store.results.save_migration(new, notes.get(new, note))
-            store.results.save_migration(old, None)
+            for index, owner in zip(to, owners, strict=True):
+                # Other notes at its new place are of an earlier migration.
+                encoder = read_published(index).fields["encoder_fingerprint"]
+                finished = encoder == store.fingerprint
+                moved = False if finished else notes.get(owner) or note
+                store.results.save_migration(owner, moved)
+            if old not in owners:
+                store.results.save_migration(old, None)
 
 
 def _unnamed(bridged: Sequence[Place], root: Place, indexes: Sequence[Place]) -> dict[Place, int]:
@@ -202,7 +207,8 @@ def _garbage(
     results = (
         path for kind in (CHOICES, SAMPLES, UNFINISHED) for path in store.results.files(kind)
     )
-    there = [*store.all_part_files(), *results]
+    # What is behind a link of somebody else may be anything.
+    there = [path for path in (*store.all_part_files(), *results) if not is_link(path.parent)]
     kept_files = {path for path in there if path in files or mirror.modified(path) > since}
     gone, gone_files = set(paths) - kept, set(there) - kept_files
     size = mirror.size(*gone, *gone_files)

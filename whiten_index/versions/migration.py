@@ -8,15 +8,18 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.artifacts.storage import Place
 from whiten_index.corpus.batches import DIGEST_BYTES
-from whiten_index.errors import ArtifactError, StorageError
+from whiten_index.errors import ArtifactError, FormatError, StorageError
 from whiten_index.paths import is_uri
-from whiten_index.store.embedding_store import EmbeddingStore, model_place, open_stores
+from whiten_index.store.embedding_store import (
+    EmbeddingStore,
+    encoder_folders,
+    model_place,
+    open_stores,
+)
 from whiten_index.store.notes import owner_of
 from whiten_index.store.records import CorpusPart, CorpusRecord
 from whiten_index.versions.published import read_published
-from whiten_index.versions.references import corpus_record, open_store
-
-BRIDGE = {"note": "bridge"}  # by which a bridged store keeps the facts of its bridge
+from whiten_index.versions.references import corpus_record, open_store, store_places
 
 
 def known_rows(
@@ -61,13 +64,15 @@ def migration_status(index: Place) -> dict[str, Any] | None:
         try:
             store = open_store(mirror.uri or root, fields, given=None, reader="inspect", remedy="")
         except ArtifactError:
+            if any(map(encoder_folders, store_places(mirror.uri or root, fields))):
+                raise
             return None
         filled = filled_for(index, model_place(store.place) or store.place)
         if not filled:
             return None
         new, note = max(filled, key=lambda each: str(each[1].get("since")))
         encoded = encoded_rows(store, corpus_record(published), new, verify=False)
-        found = {**note, "rows": fields["rows"], "encoded": encoded}
-        return {**found, "bridge": bridge} if (bridge := store.results.choice(BRIDGE)) else found
-    except (ArtifactError, StorageError) as error:
+        bridge = {"bridge": fields["bridge"]} if "bridge" in fields else {}
+        return {**note, "rows": fields["rows"], "encoded": encoded, **bridge}
+    except (ArtifactError, FormatError, StorageError) as error:
         return {"unread": str(error)}

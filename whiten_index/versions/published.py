@@ -221,8 +221,16 @@ def _remove_unpublished(root: Path, version: str, mirror: Storage) -> None:
         return
     # If a third machine is quicker again, the version stays until it is pruned.
     with contextlib.suppress(BusyError):
-        put_current(root, replace(current, removed=(*current.removed, version)), mirror, tag)
+        # The mark of this process may be gone, by which only what is not its own is safe.
+        pass_over(root, current, version, mirror, tag)
         mirror.remove(folder, own=True)
+
+
+def pass_over(root: Path, current: Current, version: str, mirror: Storage, tag: Tag | None) -> None:
+    """Note that nobody publishes a version that was made and never published; prune removes it."""
+    now = replace(current, removed=(*current.removed, version))
+    with writing(root / CURRENT):
+        mirror.replace(root / CURRENT, sealed_json(asdict(now)), tag)
 
 
 def put_current(root: Path, current: Current, mirror: Storage, tag: Tag | None) -> None:

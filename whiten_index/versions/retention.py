@@ -1,6 +1,6 @@
 """The versions of an index: listing, rollback, pruning and description."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from pathlib import Path
@@ -172,7 +172,9 @@ def _examined(
     return fields, None
 
 
-def rollback(root: Path | str, *, to: str | None = None) -> RollbackReport:
+def rollback(
+    root: Path | str, *, to: str | None = None, withdrawn: Collection[str] = ()
+) -> RollbackReport:
     """Publish an earlier version again, checked in full before anyone reads it.
 
     The version left is withdrawn, unless it is damaged or cannot be read: it stays, and no build or
@@ -185,6 +187,7 @@ def rollback(root: Path | str, *, to: str | None = None) -> RollbackReport:
         root: the index folder, or its URI.
         to: a version, or its number; by default the newest that is sound, not withdrawn, and older
             than the published one.
+        withdrawn: versions that are withdrawn too.
 
     Raises:
         ConfigError: there is no such version, or it is the published one.
@@ -205,14 +208,14 @@ def rollback(root: Path | str, *, to: str | None = None) -> RollbackReport:
             version = _older(folder, left, mirror, skipped)
         else:
             version = _named(folder, left, str(to), mirror)
-        note, withdrawn = "", set[str]() if left is None else {*left.withdrawn}
+        note, gone = "", {*withdrawn, *(() if left is None else left.withdrawn)}
         if left and version_number(version.name) < version_number(left.version):
             try:
-                withdrawn |= _alike(folder, left.version, mirror)
+                gone |= _alike(folder, left.version, mirror)
             except StorageError as error:
                 # A disk that fails is a reason to go back.
                 note = f"version {left.version} is not withdrawn, as it was not checked ({error})"
-        set_current(folder, version.name, withdrawn=withdrawn, mirror=mirror, tag=tag)
+        set_current(folder, version.name, withdrawn=gone, mirror=mirror, tag=tag)
     before = None if left is None else left.version
     return RollbackReport(before, version.name, note, skipped)
 
@@ -335,12 +338,12 @@ def prune(root: Path | str, *, keep: int, verify: str = "full") -> PruneReport:
             if not isinstance(_damage(folder / VERSIONS / name, "manifest", mirror), FormatError)
         ]
         left = tuple(name for name in names if name not in removed)
-        gone, noted = [folder / VERSIONS / name for name in removed], removed
-        if isinstance(mirror, BucketStorage):
-            # A prune that died left some.
-            before = [folder / VERSIONS / name for name in current.removed]
-            gone += [path for path in before if mirror.sizes(path)]
-        else:
+        # A prune that died left some; others were never published.
+        before = [folder / VERSIONS / name for name in current.removed]
+        gone = [folder / VERSIONS / name for name in removed]
+        gone += [path for path in before if mirror.size(path)]
+        noted = removed
+        if not mirror.uri:
             # Numbers are never used again; older ones need no note, for which a disk may be full.
             noted = [name for name in removed if version_number(name) > version_number(left[-1])]
         if noted:
@@ -375,6 +378,14 @@ def _kept(
     apart = (next(group) for _, group in groupby(sound, _identity))
     before = before_bridged(mirror.uri or root) or current.version
     return {current.version, before, *islice(apart, min(keep, len(names)))}
+
+
+def bridged_since(index: Place, version: str) -> list[str]:
+    """Return the bridged versions that are newer than a version, without damaged ones."""
+    root, mirror = place_of(index)
+    newer = [n for n in _names(root, mirror) if version_number(n) > version_number(version)]
+    stores = {name: _looked(root / VERSIONS / name, "manifest", mirror)[0] for name in newer}
+    return [name for name, fields in stores.items() if model_place(fields.get("store", ""))]
 
 
 def before_bridged(index: Place) -> str | None:

@@ -174,6 +174,7 @@ class VersionManifest(Described):
     gates: NotRequired[list[_Gate]]
     certificate: NotRequired[CertificateFacts]
     models: NotRequired[dict[str, Any]]  # their comparison, before a migration
+    bridge: NotRequired[dict[str, Any]]  # how old rows of a bridged version were mapped
     bridged_from: NotRequired[VersionName]  # that a migration goes on from, or back to
 
 
