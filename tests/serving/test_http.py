@@ -100,6 +100,38 @@ def test_candidates_are_ranked_again_if_the_index_was_opened_so(
         assert client.post("/v1/compare", json={"text": TEXT}).json()["note"] is None
 
 
+def test_one_store_is_named_for_those_of_several_indexes_that_it_is_of(
+    tmp_path: Path, tiny_model: Path, tiny_words: tuple[str, ...]
+) -> None:
+    made = [
+        build(
+            tmp_path / name, corpus(tmp_path / f"c{name}", tiny_words, seed=seed), tiny_model,
+            store=str(tmp_path / f"s{name}"),
+        )
+        for seed, name in enumerate("ab")
+    ]  # fmt: skip
+    (tmp_path / "sa").rename(tmp_path / "moved")
+    moved = str(tmp_path / "moved")
+    with asking(*made, rerank=ROWS, store=moved) as client:
+        for name in "ab":
+            answer = client.post("/v1/compare", json={"index": name, "text": TEXT}).json()
+            assert answer["note"] is None
+            assert [each["kind"] for each in answer["columns"]] == ["raw", "index"]
+    with pytest.raises(ArtifactError, match="moved does not hold the corpus"):
+        asking(made[1], rerank=ROWS, store=moved)
+    (tmp_path / "sb").rename(tmp_path / "gone")
+    with pytest.raises(ArtifactError, match=r"^b: .*moved does not hold the corpus"):
+        asking(*made, rerank=ROWS, store=moved)
+
+
+def test_a_server_whose_searches_would_all_be_refused_does_not_start(index: Path) -> None:
+    with pytest.raises(ConfigError, match=r"docs ranks 300 candidates again, .* raise --max-hits"):
+        asking(index, rerank=10 * ROWS, max_hits=ROWS - 1)
+    with asking(index, rerank=10 * ROWS, max_hits=ROWS) as client:
+        for path, body in (("search", {"texts": TEXT}), ("compare", {"text": TEXT})):
+            assert client.post(f"/v1/{path}", json=body).status_code == 200
+
+
 def test_an_index_built_to_rank_again_is_served_with_its_store_moved(tmp_path: Path) -> None:
     """Its kept columns are exact too: nanoseconds, and bytes in the usual base64."""
     rows = random_rows(rows=600, dim=64)
@@ -202,7 +234,9 @@ def test_vectors_are_those_that_a_push_sends(
         ("search", {"index": "docs", "texts": " "}, 400, "blank"),
         ("search", {"index": "docs", "texts": TEXT, "top_k": 0}, 422, "top_k"),
         ("search", {"index": "docs", "texts": [TEXT] * 21, "top_k": 100}, 400, "2,000 hits"),
-        ("search", {"index": "docs", "texts": TEXT, "rerank": 2001}, 400, "2,000 hits"),
+        ("search", {"index": "docs", "texts": ["a"] * 7, "rerank": 300}, 400, "(--max-hits)"),
+        # Of candidates there are no more than rows.
+        ("search", {"index": "docs", "texts": TEXT, "rerank": 2001}, 400, "without its store"),
         ("search", {"index": "docs", "texts": ["a"] * 41}, 400, "takes 40 texts"),
         ("search", {"index": "docs", "texts": TEXT, "filter": "lang =="}, 400, "filter"),
         ("search", {"index": "docs", "texts": TEXT, "filter": "x == 1"}, 400, "does not keep"),

@@ -6,16 +6,22 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.limits import json_value
-from whiten_index.errors import ConfigError, NotFoundError, WhitenIndexError, first_line
+from whiten_index.errors import (
+    ArtifactError,
+    ConfigError,
+    NotFoundError,
+    WhitenIndexError,
+    first_line,
+)
 from whiten_index.index.library import release_memory
 from whiten_index.paths import absolute, cell, shown
 from whiten_index.search.query_encoder import require_texts
@@ -29,7 +35,7 @@ from whiten_index.versions.published import split_version
 from whiten_index.versions.retention import described, list_versions
 
 _LOG = logging.getLogger("whiten_index.serving")
-
+T = TypeVar("T")
 
 # Turns between two tries to open a version that could not be opened.
 _MOST_LEFT = 60
@@ -50,15 +56,23 @@ class ServedIndex:
         options: ServeOptions,
         metrics: Metrics,
         others: "Sequence[ServedIndex]",
+        *,
+        alone: bool,
     ) -> None:
         given: dict[str, Any] = {each: getattr(options, each) for each in _OPENING}
-        self.name, self._options, self._metrics = name, options, metrics
+        self.name, self._options, self._metrics, self._alone = name, options, metrics, alone
         self.place, _ = split_version(absolute(place))
-        if options.rerank != 0:
-            given["store"] = options.store
-        self._index: SearchIndex = open_index(
-            place, **{each: value for each, value in given.items() if value is not None}
-        )
+
+        def opened(store: str | None) -> SearchIndex:
+            known = {**given, "store": store if options.rerank != 0 else None}
+            return open_index(place, **{k: v for k, v in known.items() if v is not None})
+
+        self._index = self._with_store(opened)
+        if (read := _most_read(self.opened, 1)) > options.max_hits:
+            raise ConfigError(
+                f"each query of {name} ranks {read:,} candidates again, and a request may have "
+                f"{options.max_hits:,}; raise --max-hits, or give a smaller --rerank"
+            )
         for each in others:
             self._index.share_encoder(each._index)
         if self.encodes:
@@ -115,12 +129,26 @@ class ServedIndex:
             _ = opened.queries.recorded
             if kept is None or kept.opened is not opened:
                 self._comparison = kept = None
-                kept = Comparison.of(
-                    opened, self.place, self._options.store, self._options.compare_bytes
+                kept = self._with_store(
+                    lambda store: Comparison.of(
+                        opened, self.place, store, self._options.compare_bytes
+                    )
                 )
                 if self.opened is opened:
                     self._comparison = kept
             return kept
+
+    def _with_store(self, read: Callable[[str | None], T]) -> T:
+        """Read with the store that was given or, if that is of another index, the recorded one."""
+        try:
+            return read(self._options.store)
+        except ArtifactError as error:
+            if self._alone or self._options.store is None:
+                raise
+            try:
+                return read(None)
+            except ArtifactError:
+                raise ArtifactError(f"{self.name}: {error}") from error
 
 
 class Service:
@@ -135,7 +163,8 @@ class Service:
         with ThreadPoolExecutor(1) as opening:
             for name, place in places.items():
                 others = list(self.indexes.values())
-                opened = opening.submit(ServedIndex, name, place, options, self.metrics, others)
+                given = name, place, options, self.metrics, others
+                opened = opening.submit(ServedIndex, *given, alone=len(places) == 1)
                 self.indexes[name] = opened.result()
         self._batcher = Batcher(self.metrics)
 
@@ -175,10 +204,7 @@ class Service:
         opened = served.opened
         texts = [body.texts] if isinstance(body.texts, str) else body.texts or ()
         number = max(len(texts), len(body.embeddings or ()), 1)
-        again = body.rerank
-        if again is None and opened.reranker is not None:
-            again = opened.reranker.candidates
-        self._admit(texts, number, max(body.top_k, again or 0))
+        self._admit(texts, number, _most_read(opened, body.top_k, body.rerank))
         names = _columns(opened, body.columns)
         given = _embeddings(body.embeddings, opened)
         job = Job(opened, texts, given, body.id, body.top_k, body.filter, body.rerank)
@@ -218,8 +244,8 @@ class Service:
     async def compare(self, body: CompareBody) -> dict[str, Any]:
         """Search by raw embeddings, by every index of the corpus or version, and by every width."""
         served = self.find(body.index)
-        self._admit([body.text], 1, body.top_k)
         opened, comparison, note = served.opened, None, None
+        self._admit([body.text], 1, _most_read(opened, body.top_k))
         try:
             comparison = await asyncio.to_thread(served.comparison)
             # One version answers in all columns of the index.
@@ -309,13 +335,21 @@ class Service:
             raise ConfigError(f"a request takes {most} texts or embeddings; {queries} were given")
         if queries * hits > most_hits:
             raise ConfigError(
-                f"a request has {most_hits:,} hits or candidates at most, and {queries} times "
-                f"{hits:,} were asked for; ask for less, or in several requests"
+                f"a request has {most_hits:,} hits or candidates at most (--max-hits), and "
+                f"{queries} times {hits:,} were asked for; give a smaller top_k or rerank, or "
+                "send several requests"
             )
         if self.options.log_queries:
             for text in texts:
                 _LOG.info("query %s", shown(text))
         require_texts(texts)
+
+
+def _most_read(opened: Opened, top_k: int, rerank: int | None = None) -> int:
+    """Return the hits of a query, or the candidates that are ranked again for them."""
+    if rerank is None:
+        rerank = 0 if opened.reranker is None else opened.reranker.candidates
+    return max(top_k, min(rerank, len(opened.bundle)))
 
 
 def _corpus(opened: Opened) -> str:
