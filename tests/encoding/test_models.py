@@ -204,8 +204,10 @@ def test_sizes_that_a_configuration_claims_are_not_allocated(tmp_path, name):
     config = json.loads(path.read_text())
     path.write_text(json.dumps({**config, name: 65_536 if of_dense else 10**9}))
     match = r"Dense in .* cannot be loaded" if of_dense else "far more than its weights"
-    with pytest.raises(EncoderError, match=match):
-        load(folder)
+    for quantized in ({}, {"quantization_config": None}):
+        path.write_text(json.dumps({**json.loads(path.read_text()), **quantized}))
+        with pytest.raises(EncoderError, match=match):
+            load(folder)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -58,9 +58,7 @@ class BatchEncoder(WindowEncoder):
     def count_tokens(self, texts: Sequence[str]) -> int:
         """Return how many tokens queries have together, without those that are cut."""
         window = self.window(texts, queries=True)
-        if (tokens := window.tokens) is None:
-            return 0
-        return int(tokens.lengths[tokens.places][window.places].sum())
+        return 0 if window.tokens is None else int(window.tokens.lengths[window.places].sum())
 
     def run(
         self,

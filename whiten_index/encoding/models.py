@@ -135,6 +135,11 @@ class ModelFolder:
         return bool(self.classes or self.not_run)
 
     @property
+    def quantized(self) -> bool:
+        """True if the weights are quantized, which needs consent."""
+        return _quantized(self.config)
+
+    @property
     def classes(self) -> list[str]:
         """Names of the Python classes that come with the model, by ``auto_map``."""
         maps = (self.config, read_object(self.path / "tokenizer_config.json"))
@@ -286,7 +291,7 @@ def _require_own_code(name: str, config: Mapping[str, Any], *, consent: bool) ->
             f"config.json of model {name} names attention code ({shown(kernel)}) that may come "
             "from the hub, and would run; take the setting out"
         )
-    if not consent and any(_named(config, "quantization_config")):
+    if not consent and _quantized(config):
         raise EncoderError(
             f"the weights of model {name} are quantized, for which code may come from the hub; if "
             "you trust it, pass --trust-remote-code (in Python trust_remote_code=True)"
@@ -311,6 +316,10 @@ def _require_own_code(name: str, config: Mapping[str, Any], *, consent: bool) ->
                 f"config.json of model {name} says {number:,} {what}; a model has at most "
                 f"{most:,}; restore the model folder"
             )
+
+
+def _quantized(config: Mapping[str, Any]) -> bool:
+    return any(_named(config, "quantization_config"))
 
 
 def _place(

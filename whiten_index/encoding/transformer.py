@@ -91,7 +91,7 @@ def unmapped(module: nn.Module) -> nn.Module:
 def _require_size(folder: ModelFolder) -> None:
     """Refuse a configuration that asks for far more memory than the files of weights have bytes."""
     # Weights of quantized models have a part of a byte for each number.
-    if folder.has_code or "quantization_config" in folder.config:
+    if folder.has_code or folder.quantized:
         return
     with loading_model(f"model {folder.name}", folder.path):
         config = transformers.AutoConfig.from_pretrained(folder.path, **folder.loading)
