@@ -1,5 +1,8 @@
 """Run files read: what was written comes back, what cannot be read says where and why."""
 
+import json
+import sys
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,6 +12,7 @@ import pytest
 from tests.helpers.judged import evaluate
 from whiten_index.errors import CorpusError
 from whiten_index.evaluation.trec_run import RUN_ENDINGS, Ranking, read_run, write_run
+from whiten_index.search.search_index import Hit
 
 METRICS = ("ndcg@10", "recall@20", "mrr@10", "map@20")
 
@@ -49,6 +53,21 @@ def test_a_run_written_and_read_again_is_the_same_to_every_metric(tmp_path, endi
     }
     qrels = some_qrels(expected)
     assert evaluate(qrels, found, METRICS) == evaluate(qrels, expected, METRICS)
+
+
+def test_kept_lists_are_written_as_a_whole(tmp_path: Path) -> None:
+    """Millions of numbers would take seconds, one by one."""
+    kept = {"numbers": [0.5] * 10_000, "texts": ["a"] * 10_000, "some": [0.5, float("nan"), None]}
+    calls = Counter[str]()
+    ranking = Ranking("q", ["d"], [1.0], lambda: [Hit("d", 1.0, 0, kept)])
+    sys.setprofile(lambda _, event, __: calls.update([event]))
+    try:
+        write_run(tmp_path / "run.jsonl", [ranking])
+    finally:
+        sys.setprofile(None)
+    assert calls["call"] < 1_000
+    (hit,) = json.loads((tmp_path / "run.jsonl").read_text())["hits"]
+    assert hit["columns"] == kept | {"some": [0.5, None, None]}
 
 
 @pytest.mark.parametrize(

@@ -149,8 +149,38 @@ def test_an_index_built_to_rank_again_is_served_with_its_store_moved(tmp_path: P
         body = {"embeddings": rows[[5, 0]].tolist(), "top_k": 1}
         found = client.post("/v1/search", json=body).json()["results"]
     (hit, never_hit) = (each["hits"][0] for each in found)
-    assert never_hit["columns"]["at"] == "NaT"
-    assert hit["columns"] == {"at": "1970-01-01 00:00:00.000000012+00:00", "raw": "//4="}
+    assert never_hit["columns"]["at"] is None
+    assert hit["columns"] == {"at": "1970-01-01T00:00:00.000000012+00:00", "raw": "//4="}
+
+
+def test_times_have_one_form_on_the_server_the_command_line_and_in_runs(tmp_path: Path) -> None:
+    kept = {
+        "micro": (pa.timestamp("us"), 1_700_000_000_000_005, "2023-11-14T22:13:20.000005"),
+        "nano": (pa.timestamp("ns"), 5, "1970-01-01T00:00:00.000000005"),
+        "zone": (pa.timestamp("s", "UTC"), 0, "1970-01-01T00:00:00+00:00"),
+        "never": (pa.timestamp("ns"), -(2**63), None),
+        "day": (pa.date32(), 1, "1970-01-02"),
+        "clock": (pa.time64("us"), 1_000_002, "00:00:01.000002"),
+        "took": (pa.duration("s"), 86_402, "P1DT2S"),
+        "late": (pa.duration("us"), -1_500_000, "-PT1.5S"),
+        "exact": (pa.duration("ns"), 10**9 + 5, "PT1.000000005S"),
+        "list": (pa.list_(pa.duration("ns")), [0, -5], ["PT0S", "-PT0.000000005S"]),
+    }
+    rows = random_rows(rows=60, dim=8)
+    columns = {name: pa.array([value] * 60, kind) for name, (kind, value, _) in kept.items()}
+    source = builds.write_rows(tmp_path / "c.parquet", rows, **columns)
+    index = builds.build(tmp_path / "i", source, keep=tuple(kept)).out
+    with asking(index) as client:
+        answer = client.post("/v1/search", json={"embeddings": rows[:1].tolist(), "top_k": 1})
+    run = tmp_path / "run.jsonl"
+    asked = ["--queries", str(source), "--embedding-column", "embedding", "--run", str(run)]
+    assert CliRunner().invoke(cli, ["search", str(index), *asked]).exit_code == 0
+    printed = CliRunner().invoke(cli, ["search", str(index), "--like", "0", "--json"])
+    wanted = {name: form for name, (_, _, form) in kept.items()}
+    for found in (answer.text, run.read_text().splitlines()[0], printed.stdout):
+        answered = json.loads(found)
+        hits = answered.get("hits") or answered["results"][0]["hits"]
+        assert hits[0]["columns"] == wanted
 
 
 def test_a_store_that_moved_is_named_for_the_comparison(

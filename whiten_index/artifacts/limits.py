@@ -1,6 +1,7 @@
 """Limits on what a file may make the program hold, and the functions that read within them."""
 
 import base64
+import datetime
 import json
 import math
 import re
@@ -23,6 +24,8 @@ _BLOCK = 1 << 16
 VECTOR_NUMBERS = 1 << 16
 # The largest is the record of a corpus, at 250 bytes a shard: enough for 250,000 shards.
 MANIFEST_BYTES = 64 << 20
+# Types of values that JSON has as they are.
+_PLAIN = {str, int, bool, type(None)}
 
 T = TypeVar("T")
 
@@ -68,19 +71,39 @@ def read_unpacked(file: IO[bytes], packed: int) -> bytes:
 def json_value(value: Any) -> Any:
     """Return a value as JSON has it, at any depth.
 
-    Bytes are base64, NaN and infinity null, and times with nanoseconds text.
+    Bytes are base64; NaN, infinity and NaT null; dates, times and durations ISO 8601, whole to the
+    nanosecond.
     """
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if isinstance(value, Mapping):
-        return {name: json_value(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_value(each) for each in value]
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    # A Timestamp or Timedelta of pandas is written in microseconds elsewhere, and NaT fails.
-    exact = hasattr(value, "nanosecond") or hasattr(value, "nanoseconds")
-    return str(value) if exact else value
+    if isinstance(value, list | tuple):
+        # Lists of thousands of numbers are looked at as a whole.
+        kinds = {*map(type, value)}
+        if kinds <= _PLAIN or (kinds == {float} and all(map(math.isfinite, value))):
+            return list(value)
+        return [json_value(each) for each in value]
+    if isinstance(value, Mapping):
+        return {name: json_value(each) for name, each in value.items()}
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, datetime.timedelta):
+        return _duration(value)
+    if isinstance(value, datetime.date | datetime.time):
+        text = value.isoformat()
+        return None if text == "NaT" else text
+    return value
+
+
+def _duration(value: datetime.timedelta) -> str:
+    """Return a duration such as ``P1DT2.5S``; one of pandas has nanoseconds too."""
+    micro = value // datetime.timedelta(microseconds=1)
+    total = 1000 * micro + getattr(value, "nanoseconds", 0)
+    seconds, part = divmod(abs(total), 10**9)
+    days, seconds = divmod(seconds, 86_400)
+    fraction = f".{part:09}".rstrip("0.")
+    return f"{'-' * (total < 0)}P{f'{days}D' * (days > 0)}T{seconds}{fraction}S"
 
 
 def load_toml(data: bytes) -> dict[str, Any]:
