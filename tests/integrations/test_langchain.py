@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
@@ -116,3 +117,34 @@ def test_options_that_cannot_be_used_are_refused_at_once(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         WhitenedRetriever(index=places.index, **options)
+
+
+@pytest.mark.parametrize(
+    ("kept", "named"),
+    [
+        (("text", "score"), {"kept_score": "s"}),
+        (("text", "kept_score"), {"kept_score": "k"}),
+        (("text", "score", "kept_score"), None),
+        (("text", "kept_score", "score"), None),
+    ],
+)
+def test_no_kept_column_takes_the_place_of_another(
+    places: Places, tmp_path: Path, kept: tuple[str, ...], named: dict[str, str] | None
+) -> None:
+    """Metadata have a score of their own."""
+    table = pq.read_table(places.index.parent / "c.parquet").select(["key", "text"])
+    for name in ("score", "kept_score"):
+        table = table.append_column(name, [[name[0]] * len(table)])
+    pq.write_table(table, tmp_path / "c.parquet")
+    places.build(tmp_path / "i", str(tmp_path / "c.parquet"), keep=kept, id_column="key")
+    if named is None:
+        with pytest.raises(ConfigError, match="columns score and kept_score are both kept"):
+            WhitenedRetriever(index=tmp_path / "i")
+        # One of them is the text.
+        made = WhitenedRetriever(index=tmp_path / "i", text_column="kept_score")
+        named = {"kept_score": "s"}
+    else:
+        made = WhitenedRetriever(index=tmp_path / "i")
+    hit = made.invoke(table["text"][0].as_py())[0]
+    assert {n: v for n, v in hit.metadata.items() if n[:4] == "kept"} == named
+    assert isinstance(hit.metadata["score"], float)

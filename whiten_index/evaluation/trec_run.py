@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,21 @@ def check_place(path: Path) -> None:
         tempfile.TemporaryFile(dir=folder).close()
 
 
+def kept_names(
+    kept: Iterable[str], own: Collection[str], *, remedy: str = "rename one of them"
+) -> dict[str, str]:
+    """Return the name of each kept column next to our ``own``: ``score`` is ``kept_score`` there.
+
+    Raises:
+        ConfigError: that is the name of another kept column.
+    """
+    names = {name: f"kept_{name}" if name in own else name for name in kept}
+    for name, other in names.items():
+        if other != name and other in names:
+            raise ConfigError(f"columns {name} and {other} are both kept; {remedy}")
+    return names
+
+
 def write_run(path: Path, rankings: Iterable[Ranking]) -> int:
     """Write rankings in the format that the ending of ``path`` names, whole or not at all.
 
@@ -113,16 +128,12 @@ def _write_parquet(path: Path, rankings: Iterator[Ranking]) -> None:
                 "score": [score for r in chunk for score in r.scores],
             }
             read = [_read_hits(r) for r in chunk]
-            for kept in getattr(read[0], "schema", ()):
-                if kept.name != "id":
-                    values = [hit.columns[kept.name] for hits in read for hit in hits]
-                    name = f"kept_{kept.name}" if kept.name in _EMPTY.names else kept.name
-                    if name in found:
-                        raise ConfigError(
-                            f"columns {name.removeprefix('kept_')} and {name} are both kept; "
-                            "write a .jsonl run, or rename one of them"
-                        )
-                    found[name] = pa.array(values, kept.type)
+            kinds = {each.name: each.type for each in getattr(read[0], "schema", ())}
+            kinds.pop("id", None)
+            remedy = "write a .jsonl run, or rename one of them"
+            for kept, name in kept_names(kinds, _EMPTY.names, remedy=remedy).items():
+                values = [hit.columns[kept] for hits in read for hit in hits]
+                found[name] = pa.array(values, kinds[kept])
             table = pa.table(found)
             # Of queries without hits the types are not known, and nothing is to be written.
             if table.num_rows:

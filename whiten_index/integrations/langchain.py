@@ -7,6 +7,7 @@ With ``WhitenedEmbeddings`` any vector store of LangChain holds whitened vectors
 from pathlib import Path
 from typing import Annotated, Any
 
+from whiten_index.evaluation.trec_run import kept_names
 from whiten_index.integrations.lazy import IndexRetriever, importing, name_of, open_transform
 
 with importing("langchain-core", of="LangChain", extra="langchain"):
@@ -15,6 +16,9 @@ with importing("langchain-core", of="LangChain", extra="langchain"):
     from langchain_core.embeddings import Embeddings
     from langchain_core.retrievers import BaseRetriever
     from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
+
+# Metadata next to the kept columns.
+_OWN = ("id", "score")
 
 
 class WhitenedEmbeddings(Embeddings):
@@ -56,7 +60,8 @@ class WhitenedRetriever(BaseRetriever):
     """A published index as a retriever; ``top_k`` and ``row_filter`` may be given to ``invoke``.
 
     A document's ``page_content`` is its text column; its metadata are ``id``, ``score`` and
-    the other kept columns. The other fields are those of ``IndexRetriever``.
+    the other kept columns, of which ``score`` is ``kept_score``. The other fields are those of
+    ``IndexRetriever``.
     Copies, as by ``with_config``, share the opened index. One that was pickled or written down
     opens the version that is published then; consent to remote code is not written down, but
     ``langchain_core.load`` takes it from a file that somebody put it into: load your own files.
@@ -81,6 +86,7 @@ class WhitenedRetriever(BaseRetriever):
     @model_validator(mode="after")
     def _checked(self) -> "WhitenedRetriever":
         self._retriever.check(self.row_filter)
+        kept_names(self._retriever.columns, _OWN)
         return self
 
     def reload(self) -> bool:
@@ -116,8 +122,7 @@ class WhitenedRetriever(BaseRetriever):
                 id=str(hit.id),
                 page_content=text,
                 metadata={
-                    # As in Hits.to_arrow.
-                    **{"kept_score" if n == "score" else n: v for n, v in hit.columns.items()},
+                    **{n: hit.columns[k] for k, n in kept_names(hit.columns, _OWN).items()},
                     "id": hit.id,
                     "score": hit.score,
                 },

@@ -140,6 +140,13 @@ class IndexRetriever:
             raise _no_encoder(self._folder, "a retriever")
         return opened
 
+    @property
+    def columns(self) -> list[str]:
+        """Kept columns that hits have next to their text."""
+        kept = self.opened.bundle.documents.columns
+        text = self._text_column(kept)
+        return [name for name in kept if name != text]
+
     def check(self, row_filter: str | None = None) -> None:
         """Open the index, and refuse settings that no search of it can take.
 
@@ -148,7 +155,7 @@ class IndexRetriever:
             ConfigError: an option cannot be used, the text column is not kept, or the index knows
                 no encoder of queries.
         """
-        self._text_column(self.opened.bundle.documents.columns)
+        _ = self.columns
         for each in (row_filter, self.settings["row_filter"]):
             if each is not None:
                 self.opened.matches(each)

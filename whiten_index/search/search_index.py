@@ -21,7 +21,7 @@ from whiten_index.corpus.row_filter import RowFilter
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.spec import EncoderOpening, recorded_spec
 from whiten_index.errors import ArtifactError, ConfigError
-from whiten_index.evaluation.trec_run import Ranking
+from whiten_index.evaluation.trec_run import Ranking, kept_names
 from whiten_index.index.library import set_threads
 from whiten_index.paths import absolute
 from whiten_index.search.query_encoder import QueryEncoder, require_texts
@@ -73,11 +73,9 @@ class Hits(list[Hit]):
             ConfigError: the index keeps ``kept_score`` too.
         """
         found = {"score": pa.array([h.score for h in self], pa.float64())}
-        for name, kind in zip(self.schema.names, self.schema.types, strict=True):
-            if name == "kept_score" and "score" in self.schema.names:
-                raise ConfigError("columns score and kept_score are both kept; rename one of them")
+        for name, shown in kept_names(self.schema.names, found).items():
             values = [h.id if name == "id" else h.columns[name] for h in self]
-            found["kept_score" if name == "score" else name] = pa.array(values, kind)
+            found[shown] = pa.array(values, self.schema.field(name).type)
         return pa.table(found)
 
 
