@@ -242,6 +242,22 @@ def test_a_link_to_nothing_is_no_file_that_the_model_never_had(tmp_path, name):
         load(folder)
 
 
+@pytest.mark.parametrize("name", ["1_Pooling", "2_Dense", "parts"])
+def test_a_part_behind_a_link_to_a_folder_is_refused(tmp_path, name):
+    """Its files could be others when they are loaded than when they were hashed."""
+    folder = add_modules(bert(tmp_path / "model"), "mean", dense())
+    (folder / "parts").mkdir()
+    (folder / "model.safetensors").rename(folder / "parts" / "one.safetensors")
+    weights = load_file(folder / "parts" / "one.safetensors")
+    index = {"weight_map": dict.fromkeys(weights, "parts/one.safetensors"), "metadata": {}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    load(folder)
+    (folder / name).rename(tmp_path / "elsewhere")
+    (folder / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(EncoderError, match=rf"{name} links to a folder.*; copy it into the model"):
+        load(folder)
+
+
 def test_a_layer_where_trainings_leave_files_may_not_change(tmp_path, monkeypatch):
     folder = add_modules(bert(tmp_path / "model"), "mean", dense())
     (folder / "runs").mkdir()

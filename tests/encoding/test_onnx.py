@@ -95,6 +95,13 @@ def test_an_onnx_file_gives_what_torch_gives(plain: Path, pooling: Any) -> None:
     assert (cut[0] == cut[1]).all()
 
 
+def test_an_onnx_file_behind_a_link_to_a_folder_is_refused(folder: Path, tmp_path: Path) -> None:
+    (folder / "onnx").rename(tmp_path / "elsewhere")
+    (folder / "onnx").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(EncoderError, match="onnx links to a folder"):
+        load_encoder(str(folder), backend="onnx")
+
+
 def build(folder: Path, model: Path, **options: Any) -> Path:
     texts = [
         f"the {a} {b} {row}" for row in range(20) for a in ("cat", "dog") for b in ("ran", "a")

@@ -12,6 +12,8 @@ from typing import Any
 
 from whiten_index.artifacts.files import (
     exists,
+    is_folder,
+    is_link,
     list_folder,
     open_file,
     read_bounded,
@@ -63,11 +65,21 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def inside(folder: Path, name: Any) -> Path:
-    """Return the path that a file of a model names, which may be neither outside nor hidden."""
-    path = Path(str(name))
+    """Return the path that a file of a model names, which may be neither outside nor hidden.
+
+    Files behind a link to a folder are not seen by ``walk_files``.
+    """
+    path, found = Path(str(name)), folder
     if path.is_absolute() or any(part.startswith(".") for part in path.parts):
         raise EncoderError(f"a JSON file of {folder} names {str(name)!r}, outside of it or hidden")
-    return folder / path
+    for part in path.parts:
+        found /= part
+        if is_link(found) and is_folder(found):
+            raise EncoderError(
+                f"{found} links to a folder, whose files would change unnoticed; copy it into the "
+                "model folder"
+            )
+    return found
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -87,7 +99,7 @@ def _with_parts(files: Sequence[Path], folder: Path) -> list[Path]:
     parts = {
         inside(folder, name)
         for index in list_folder(folder, "*.index.json")
-        for name in dict(read_object(index).get("weight_map") or {}).values()
+        for name in set(map(str, dict(read_object(index).get("weight_map") or {}).values()))
     }
     return [*files, *sorted(parts - {*files})]
 

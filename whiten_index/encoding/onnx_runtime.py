@@ -101,8 +101,8 @@ def _session(folder: ModelFolder, threads: int | None) -> Any:
     require_installed("onnxruntime", by="an ONNX file", extra="onnx")
     import onnxruntime
 
-    path = next((folder.root / name for name in _FILES if exists(folder.root / name)), None)
-    if path is None:
+    paths = (inside(folder.root, name) for name in _FILES)
+    if (path := next(filter(exists, paths), None)) is None:
         raise EncoderError(
             f"{folder.root} has no {_FILES[0]}; export the model by optimum, or use torch (pip "
             "install 'whiten-index[encode]')"
