@@ -1,6 +1,7 @@
 """Sweeps: grid, results file, and figures against brute force."""
 
 import json
+import shlex
 from collections import Counter
 from pathlib import Path
 
@@ -10,10 +11,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.helpers.builds import cosines
+from whiten_index import open_index
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.cli import cli
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, CorpusError, StorageError
-from whiten_index.measure.results import line_of
+from whiten_index.measure.results import command_of, line_of, read_sweeps
 from whiten_index.measure.sweep_config import SweepConfig, grid
 from whiten_index.measure.sweep_run import run_sweep
 from whiten_index.progress import Progress
@@ -274,6 +276,20 @@ def test_ranked_again_by_exact_vectors_is_as_good_as_the_exact_index(tmp_path, c
     assert again["agreement@10"] == pytest.approx(exact["agreement@10"], abs=0.01)
     assert again["rerank"] == {"candidates": 200, "from": "store", "bytes_per_row": 4 * DIM}
     assert again["bytes"]["per_row"] == coarse["bytes"]["per_row"] == 4
+
+
+def test_the_commands_of_a_point_can_be_run(tmp_path, corpus, monkeypatch):
+    wishes = {**FEW, "codecs": "pq4", "rerank": 200, "seed": 3, "similarity": "dot"}
+    run_sweep(SweepConfig(**options(corpus, tmp_path / "out", **wishes)))
+    (sweep,) = read_sweeps(tmp_path / "out" / "results.jsonl")
+    (point,) = (each for each in sweep.points if each.candidates)
+    build, search = command_of(sweep, point).split(" && ")
+    monkeypatch.chdir(tmp_path)
+    for command in (build, search.replace(" ID", " d0")):
+        done = invoke(*shlex.split(command)[1:])
+        assert done.exit_code == 0, done.output
+    config = open_index("INDEX").bundle.manifest["config"]
+    assert (config["seed"], config["similarity"]) == (3, "dot")
 
 
 def test_what_was_skipped_for_a_moment_is_tried_again(tmp_path, corpus, monkeypatch):

@@ -426,7 +426,8 @@ def command_of(sweep: Sweep, point: Measured) -> str:
     build = f"{sweep.header.get('build') or 'whiten-index build …'} --out INDEX {options}"
     if "push" not in point.record:
         # An index of a named factory ranks again only if its searches ask for it.
-        again = f" && whiten-index search INDEX --rerank {point.candidates} TEXT"
+        asked = "TEXT" if sweep.header.get("texts", True) else "--like ID"
+        again = f" && whiten-index search INDEX --rerank {point.candidates} {asked}"
         return build + (again if point.candidates else "")
     address = shlex.quote(str((sweep.header.get("database") or {}).get("address")))
     push = f"whiten-index push INDEX --to {address} --table TABLE {point.text('push')}"

@@ -21,6 +21,7 @@ from whiten_index.artifacts.files import writing
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.corpus.batches import ID
+from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import ConfigError, CorpusError, named, require_config
 from whiten_index.evaluation.judgements import JudgedQueries, read_judged
 from whiten_index.evaluation.metrics import require_evaluator
@@ -328,8 +329,8 @@ def _header(
         },
         "dataset": facts,
         **inside,
-        "build": config.build.command()
-        + (f" --similarity {config.similarity}" if config.similarity != "auto" else ""),
+        "build": config.build.command(),
+        "texts": recorded_spec(encoded.store.encoder) is not None,
         "spectrum": {
             "eigenvalues": dataset.spectrum.eigenvalues.tolist(),
             "rank": dataset.spectrum.rank,

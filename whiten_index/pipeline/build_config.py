@@ -174,11 +174,12 @@ class BuildConfig(BuildOptions):
         )
 
     def command(self) -> str:
-        """Return the build with the options of corpus, encoder and store that are not defaults."""
+        """Return the build without those of its options that a point of a sweep decides."""
         words = ["whiten-index", "build", *self.corpus]
-        for each in options_of(EncodeOptions):
+        own = {each.name for each in options_of(EncodeOptions)} | {"similarity", "seed"}
+        for each in options_of(BuildOptions):
             value = getattr(self, each.name)
-            if value not in (each.default, None):
+            if each.name in own and value not in (each.default, None):
                 if each.commas:
                     value = ",".join(map(str, value))
                 for one in value if isinstance(value, tuple) else [value]:
