@@ -28,8 +28,14 @@ def test_what_looks_like_an_address_is_looked_through_once(name: str) -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("quotes", ["\\'" * LONG, '\\"' * LONG])
 def test_a_string_that_does_not_end_is_refused_at_once(quotes: str) -> None:
-    with pytest.raises(ConfigError):
-        RowFilter.parse(f"x == '{quotes}")
+    for condition in (f"x == '{quotes}", f"x == {quotes}\\"):
+        with pytest.raises(ConfigError):
+            RowFilter.parse(condition)
+
+
+@pytest.mark.timeout(60)
+def test_doubled_quotes_are_joined_once() -> None:
+    assert RowFilter.parse("x == '" + "a''" * (6 * LONG) + "'").columns == ("x",)
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,42 @@ def test_times_are_compared_to_the_nanosecond(kind, condition, wanted):
         RowFilter.parse("t > '00:00:00.1234567891'").mask(batch)
 
 
+UNITS = {"s": 10**9, "ms": 10**6, "us": 1000, "ns": 1}
+TIMES = {
+    "1969-12-31T23:59:59.9999999": -100, "1970-01-01": 0, "1970-01-01T00:00:00.000000001": 1,
+    "1970-01-01T00:00:00.001": 10**6, "1970-01-02T00:00:00.5": 86_400_500 * 10**6,
+    "9999-12-31": 253_402_214_400 * 10**9, "0001-01-01T00:00:00.1234567": -(10**20),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("encoded", [False, True])
+@pytest.mark.parametrize("form", ["t == {}", "t < {}", "t >= {}", "t in [{}]", "t not in [{}, 0]"])
+def test_times_of_any_unit_are_compared_exactly(unit, encoded, form):
+    """No time is too fine for a column, nor too early or late for its unit."""
+    last = 253_402_214_400 * 10**9 if unit != "ns" else 2**63 - 1
+    rows = [-(10**9), 0, 10**9, 86_400 * 10**9, last]
+    times = pa.array([*(row // UNITS[unit] for row in rows), None], pa.timestamp(unit))
+    table = pa.table({"t": times.dictionary_encode() if encoded else times})
+    for text, number in TIMES.items():
+        wanted = [eval(form.format(number), {}, {"t": row}) for row in rows]
+        condition = form.format(repr(text)).replace(", 0]", ", '1970-01-01', None]")
+        assert RowFilter.parse(condition).mask(table).tolist() == [*wanted, False], condition
+
+
+@pytest.mark.parametrize("condition", [
+    "t >= '2024-01-01T00:00:00+02:00'", "t in ['2024-01-01', '2024-01-01T00Z']",
+    "t == 1704067200", "t in [1704067200]", "t > '2024-01-01" + "1.1111111" * 12_000 + "'",
+    "clock == '10:00Z'", "t == '2024-01-01T00:00:00.1234567891'",
+])  # fmt: skip
+def test_what_cannot_be_compared_with_a_time_is_refused(condition):
+    """A time with a zone is another one in each place whose clock the column may be of."""
+    days = pa.array([0, 1], pa.timestamp("us"))
+    table = pa.table({"t": days, "clock": days.cast(pa.time64("us"))})
+    with pytest.raises(CorpusError, match=r"has a zone|is no date or time|nine decimals"):
+        RowFilter.parse(condition).mask(table)
+
+
 NUMBERS = {
     pa.uint64(): [0, 7, 2**64 - 1], pa.int64(): [-5, 0, 2**53 + 1], pa.int8(): [-2, 0, 127],
     pa.dictionary(pa.int32(), pa.int64()): [5, 6, 5], pa.float64(): [0.0, -0.0, 1.5],

@@ -36,7 +36,8 @@ _COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 # Strings and words of a condition, and what is between them.
 # A string that does not end goes to the end of the text, which is looked through once.
 _PARTS = re.compile(
-    r"'(?:[^'\\]|\\.)*(?:'|\Z)|\"(?:[^\"\\]|\\.)*(?:\"|\Z)|\w+|\s+|<>|[<>=!]=?|.", re.DOTALL
+    r"""'(?:[^'\\]|\\.|\\\Z)*(?:'|\Z)|"(?:[^"\\]|\\.|\\\Z)*(?:"|\Z)|\w+|\s+|<>|[<>=!]=?|.""",
+    re.DOTALL,
 )
 _SQL = {
     "AND": "and", "OR": "or", "NOT": "not", "IN": "in", "IS": "is", "NULL": "None", "TRUE": "True",
@@ -47,8 +48,11 @@ _NOT_UNDERSTOOD = (SyntaxError, ValueError, TypeError, OverflowError, RecursionE
 _MOST_TERMS, _MOST_LEVELS, _MOST_CHARACTERS = 1_000, 100, 4 << 20
 # Beyond every column of integers, and within a decimal.
 _BEYOND = 10**30
-# A time with more decimals than Python reads, and its zone.
-_FRACTION = re.compile(r"(.*[.,]\d{6})(\d+)(\D.*|)")
+_EPOCH, _LONGEST_TIME = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC), 64
+_UNITS = {"s": 10**9, "ms": 10**6, "us": 1000, "ns": 1}  # nanoseconds
+# Decimals that Python leaves out: three of a time, and any.
+_NANOSECONDS = re.compile(r"(?:^|[^\d:+-])[\d:]+[.,]\d{6}(\d{1,3})(?!\d)")
+_LEFT_OUT = re.compile(r"[.,]\d{7}")
 _TOO_DEEP = f"it nests more than {_MOST_LEVELS} levels"
 
 
@@ -123,7 +127,8 @@ def _as_python(text: str) -> str:
     for part in _PARTS.findall(text):
         if part[0] in "'\"" and found[-1].endswith(part[0]):
             # SQL doubles a quote within a string.
-            found[-1] = f"{found[-1][:-1]}\\{part}"
+            found[-1] = found[-1][:-1] + "\\"
+            found.append(part)
             continue
         null = before.lower() in ("is", "not") and part.lower() == "null"
         before, last = before if part.isspace() else part, before
@@ -195,7 +200,7 @@ def _condition(node: ast.expr, types: _Types) -> Any:
 
 def _link(left: ast.expr, op: ast.cmpop, right: ast.expr, types: _Types) -> Any:
     if isinstance(op, ast.In | ast.NotIn):
-        found = _value(left, None)
+        found = _value(left, right, types)
         members = _members(right, _type_of(left, types))
         among = found.isin(members) if len(members) else pc.scalar(False)
         # A null is among no members, and not outside them either.
@@ -204,21 +209,18 @@ def _link(left: ast.expr, op: ast.cmpop, right: ast.expr, types: _Types) -> Any:
     if isinstance(op, ast.Is | ast.IsNot):
         if not (isinstance(right, ast.Constant) and right.value is None):
             raise ValueError("'is' takes None only")
-        missing = _value(left, None).is_null()
+        missing = _value(left, right, types).is_null()
         return ~missing if isinstance(op, ast.IsNot) else missing
-    first, second = _value(left, _type_of(right, types)), _value(right, _type_of(left, types))
-    return _COMPARE[type(op)](first, second)
+    return _COMPARE[type(op)](_value(left, right, types), _value(right, left, types))
 
 
 def _members(node: ast.expr, column: pa.DataType | None) -> list[Any] | pa.Array:
     if not isinstance(node, ast.List | ast.Tuple | ast.Set):
         raise TypeError("'in' takes a list")
-    members = [_moment(_literal(each), column) for each in node.elts]
-    kinds = {each.type for each in members if isinstance(each, pa.Scalar)}
-    if len(kinds) > 1:
-        # Some have nanoseconds.
-        fine = next(kind for kind in kinds if kind.unit == "ns")
-        members = [each.cast(fine) for each in members]
+    members = list(map(_literal, node.elts))
+    if column is not None and (numbers := _numbers(column)) is not None:
+        members = [each if each is None else _moment(each, column) for each in members]
+        column = numbers
     # Bytes may be text nobody declared.
     texts = (None, pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
     for member in members:
@@ -238,50 +240,57 @@ def _members(node: ast.expr, column: pa.DataType | None) -> list[Any] | pa.Array
     return fitting
 
 
-def _value(node: ast.expr, other: pa.DataType | None) -> Any:
-    """Return a column, or a literal compared with a column of type ``other``."""
+def _value(node: ast.expr, other: ast.expr, types: _Types) -> Any:
+    """Return a column or a literal, as it is compared with ``other``."""
     if (name := _column_name(node)) is not None:
-        return pc.field(name)
-    value = _literal(node)
+        kind, found = _type_of(node, types), pc.field(name)
+        numbers = _numbers(kind) if _column_name(other) is None else None
+        return found if numbers is None else found.cast(kind).cast(numbers)
+    value, column = _literal(node), _type_of(other, types)
     if value is None:
         raise ValueError("compare with None by 'is None' or 'is not None'")
-    value = _rounded(_moment(value, other), other)
+    if column is not None and (numbers := _numbers(column)) is not None:
+        value, column = _moment(value, column), numbers
+    value = _rounded(value, column)
     # Arrow takes a whole number for an int64, which not all of a uint64 are.
-    unsigned = other == pa.uint64() and type(value) is int
-    return pc.scalar(pa.scalar(value, other) if unsigned else value)
+    unsigned = column == pa.uint64() and type(value) is int
+    return pc.scalar(pa.scalar(value, column) if unsigned else value)
 
 
-def _moment(value: Any, column: pa.DataType | None) -> Any:
-    """Return a text as the date or time that a column of these holds."""
-    if not isinstance(value, str) or column is None:
-        return value
-    if pa.types.is_timestamp(column):
-        plain, nanoseconds = _split_nanoseconds(value)
-        moment = datetime.datetime.fromisoformat(plain)
-        if column.tz is not None and moment.tzinfo is None:
-            moment = moment.replace(tzinfo=datetime.UTC)
-        # Arrow compares no two zones.
-        exact = pa.scalar(moment, pa.timestamp("us", tz=column.tz))
-        if not nanoseconds:
-            return exact
-        return pa.scalar(exact.value * 1000 + nanoseconds, pa.timestamp("ns", tz=column.tz))
+def _numbers(column: pa.DataType | None) -> pa.DataType | None:
+    """Return the type of the numbers that a column of dates or times holds, None for others.
+
+    Arrow compares times of two units as far as they fit into the finer one, and not in two zones.
+    """
+    of_time = pa.types.is_timestamp, pa.types.is_date, pa.types.is_time
+    if column is None or not any(each(column) for each in of_time):
+        return None
+    return pa.int32() if column.bit_width == 32 else pa.int64()
+
+
+def _moment(text: Any, column: pa.DataType) -> int | Decimal:
+    """Return the number of a date or time in a column; half way for one between two of them."""
+    if not isinstance(text, str) or len(text) > _LONGEST_TIME:
+        raise TypeError(f"{shown(text)} is no date or time; write one as '2024-01-31'")
     if pa.types.is_date(column):
-        return datetime.date.fromisoformat(value)
-    if not pa.types.is_time(column):
-        return value
-    plain, nanoseconds = _split_nanoseconds(value)
-    time = pa.scalar(datetime.time.fromisoformat(plain), pa.time64("us"))
-    return pa.scalar(time.value * 1000 + nanoseconds, pa.time64("ns")) if nanoseconds else time
-
-
-def _split_nanoseconds(text: str) -> tuple[str, int]:
-    """Return a time without what Python leaves out of it, and that in nanoseconds."""
-    found = _FRACTION.fullmatch(text)
-    if found is None:
-        return text, 0
-    if len(found[2]) > 3:
+        days = datetime.date.fromisoformat(text).toordinal() - _EPOCH.toordinal()
+        return days if column.bit_width == 32 else days * 86_400_000
+    zoned = pa.types.is_timestamp(column) and column.tz is not None
+    if pa.types.is_timestamp(column):
+        moment = datetime.datetime.fromisoformat(text)
+    else:
+        moment = datetime.datetime.combine(_EPOCH, datetime.time.fromisoformat(text))
+    if moment.tzinfo is not None and not zoned:
+        raise ValueError(f"{text!r} has a zone, and the column has none")
+    # Python leaves out what is below a microsecond.
+    fine = _NANOSECONDS.search(text)
+    if len(_LEFT_OUT.findall(text)) > (fine is not None):
         raise ValueError(f"{text!r} has more than nine decimals")
-    return found[1] + found[3], int(found[2].ljust(3, "0"))
+    since = moment.replace(tzinfo=moment.tzinfo or datetime.UTC) - _EPOCH
+    nanoseconds = since // datetime.timedelta(microseconds=1) * 1000
+    nanoseconds += int(fine[1].ljust(3, "0")) if fine else 0
+    whole, rest = divmod(nanoseconds, _UNITS[column.unit])
+    return whole + Decimal("0.5") if rest else whole
 
 
 def _rounded(value: Any, column: pa.DataType | None) -> Any:
