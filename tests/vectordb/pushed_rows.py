@@ -145,6 +145,24 @@ def end(writer: DatabaseWriter, batches: Iterable[pa.RecordBatch] = ()) -> None:
     writer.swap()
 
 
+def change(
+    writer: DatabaseWriter, rows: Rows, *put: pa.RecordBatch, gone: Iterable[Any] = ()
+) -> None:
+    """Change a pushed table into these rows: some are gone, and some are put."""
+    with writer.changing(rows.pushed, rows.layout) as changing:
+        changing.delete(list(gone))
+        for batch in put:
+            changing.upsert(batch)
+
+
+def kill_after(event: int, does: str, address: str, marker: Path) -> None:
+    """Let the child of the kill tests push or change rows until it counts an event."""
+    marker.write_text("0")
+    script = (str(HERE / "writer_child.py"), does, address, "docs", str(marker))
+    with child_at(lambda: int(marker.read_text() or 0) >= event, *script):
+        pass
+
+
 @contextmanager
 def child_at(has_come: Callable[[], bool], *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Yield a Python process when it has come to some point, and kill it afterwards."""

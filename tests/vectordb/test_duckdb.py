@@ -23,6 +23,7 @@ from tests.vectordb.pushed_rows import (
     assert_clean,
     assert_finds,
     assert_holds,
+    change,
     changed_by_child,
     child_at,
     end,
@@ -50,9 +51,7 @@ def stop(*_):
 DuckWriter.checkpoint = stop
 rows = changed_by_child()
 with open_writer(address, "docs") as writer:
-    with writer.changing(rows.pushed, rows.layout) as changing:
-        changing.delete(range(100))
-        changing.upsert(rows.take(range(2000)))
+    change(writer, rows, rows.take(range(2000)), gone=range(100))
 """
 
 
@@ -308,9 +307,7 @@ def test_changes_leave_a_column_and_an_index_of_users(address: str, file: Path) 
         writer._run("UPDATE db.main.docs SET mine = 1")
         writer._run("CREATE TABLE db.main.other AS SELECT 1 AS n")
         writer._run("CREATE INDEX docs_vector_idx ON db.main.other (n)")
-        with writer.changing(after.pushed, old.layout) as changing:
-            changing.delete([7])
-            changing.upsert(put)
+        change(writer, after, put, gone=[7])
         assert_holds(writer, after)
         kept = writer._run("SELECT count(mine) FROM db.main.docs").fetchone()
         assert writer._run("SELECT table_name FROM duckdb_indexes()").fetchall() == [("other",)]
@@ -331,8 +328,7 @@ def test_macros_of_a_file_are_not_called(address: str, file: Path) -> None:
     with open_writer(address, "docs") as writer:
         assert_holds(writer, rows)
         assert_finds(writer, rows)
-        with writer.changing(rows.pushed, rows.layout) as changing:
-            changing.upsert(rows.take(range(5)))
+        change(writer, rows, rows.take(range(5)))
         writer.remove()
 
 

@@ -17,6 +17,7 @@ from tests.vectordb.pushed_rows import (
     assert_clean,
     assert_finds,
     assert_holds,
+    change,
     child_at,
     end,
     fill,
@@ -115,9 +116,7 @@ def test_what_users_added_is_not_lost(address: str, folder: Path, added: str) ->
             table.create_index("n", config=BTree())
         with pytest.raises(DatabaseError, match=f"users added, .* would lack: {added}; drop"):
             fill(writer, rows)
-        with writer.changing(rows.pushed, rows.layout) as changing:
-            changing.delete([5])
-            changing.upsert(rows.take(range(6, 9)))
+        change(writer, rows, rows.take(range(6, 9)), gone=[5])
     table.checkout_latest()
     assert table.count_rows() == 299
 
@@ -353,8 +352,7 @@ def test_a_change_under_way_while_another_push_publishes(
                 return
             found = told_of(two.published())
             assert found.changing == "000002-def"
-            with two.changing(theirs.pushed, theirs.layout) as changing:
-                changing.upsert(theirs.take(range(300)))
+            change(two, theirs, theirs.take(range(300)))
 
         def change() -> None:
             after = replace(mine, version="000002-def").pushed

@@ -18,6 +18,7 @@ from tests.vectordb.pushed_rows import (
     assert_clean,
     assert_finds,
     assert_holds,
+    change,
     end,
     fill,
     some_changes,
@@ -81,9 +82,7 @@ def test_a_code_stays_that_of_the_table(address: str, user: Any, code: str) -> N
         fill(writer, rows)
     later = replace(kept(seed=1), version="2")
     with open_writer(address, "docs") as writer:
-        with writer.changing(later.pushed, later.layout) as changing:
-            changing.delete(range(100))
-            changing.upsert(later.take(range(300)))
+        change(writer, later, later.take(range(300)), gone=range(100))
         assert_holds(writer, later)
         assert_clean(writer, later)
         assert_finds(writer, later)
@@ -163,8 +162,7 @@ def test_the_mode_comes_back_after_a_killed_push(
             append(writer, rows.batches()[:1])
         else:
             assert writer.published()
-            with writer.changing(rows.pushed, rows.layout) as changing:
-                changing.delete([5])
+            change(writer, rows, gone=[5])
         # As a killed process leaves it.
         shutil.copytree(tmp_path, left, ignore=lambda _, names: {"left"} & {*names})
     file = left / file.name
@@ -349,9 +347,7 @@ def test_changes_leave_a_column_of_users(address: str, file: Path) -> None:
         with closing(apsw.Connection(str(file))) as mine:
             mine.execute(f"ALTER TABLE {name}_rows ADD COLUMN mine")
             mine.execute(f"UPDATE {name}_rows SET mine = 1")
-        with writer.changing(after.pushed, old.layout) as changing:
-            changing.delete([7])
-            changing.upsert(put)
+        change(writer, after, put, gone=[7])
         assert_holds(writer, after)
     with closing(apsw.Connection(str(file))) as mine:
         kept = mine.execute(f"SELECT count(mine) FROM {name}_rows").get

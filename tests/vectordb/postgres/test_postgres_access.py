@@ -17,6 +17,7 @@ from tests.vectordb.pushed_rows import (
     assert_finds,
     assert_holds,
     assert_no_secret,
+    change,
     fill,
     some_changes,
     told_of,
@@ -321,9 +322,7 @@ def test_functions_of_users_are_not_called(address: str, run: Run, path: str) ->
     )
     run("CREATE TRIGGER logs BEFORE DELETE ON docs FOR EACH ROW EXECUTE FUNCTION logs()")
     with open_writer(address, "docs") as writer:
-        with writer.changing(rows.pushed, rows.layout) as changing:
-            changing.delete([7])
-            changing.upsert(put)
+        change(writer, rows, put, gone=[7])
         assert_holds(writer, rows)
     with open_writer(address, "docs", make=False) as writer:
         assert writer.published() is not None

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from tests.vectordb.postgres.helpers import Run, push_all
-from tests.vectordb.pushed_rows import Rows, assert_finds, assert_holds, fill
+from tests.vectordb.pushed_rows import Rows, assert_finds, assert_holds, change, fill
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.registry import open_writer
 
@@ -30,9 +30,7 @@ def test_percent_signs(address: str, run: Run) -> None:
         assert_holds(writer, rows)
         assert_finds(writer, rows)
         assert_finds(writer, rows, exact=False, least=0.9)
-        with writer.changing(rows.pushed, rows.layout) as changing:
-            changing.delete([1, 2])
-            changing.upsert(rows.take([1, 2]))
+        change(writer, rows, rows.take([1, 2]), gone=[1, 2])
         assert_holds(writer, rows)
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from tests.vectordb.postgres.helpers import Run, push_all
-from tests.vectordb.pushed_rows import Rows, append, assert_holds, fill
+from tests.vectordb.pushed_rows import Rows, append, assert_holds, change, fill
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.registry import open_writer
 
@@ -71,8 +71,7 @@ def test_every_kind_of_column(address: str, run: Run, nulls: bool) -> None:
         there = writer.fetch(rows.ids, rows.layout).sort_by("id")
         for name in KINDS:
             assert there[name].combine_chunks().equals(rows.table[name].combine_chunks()), name
-        with writer.changing(rows.pushed, rows.layout) as changing:
-            changing.upsert(rows.take([1, 2]))
+        change(writer, rows, rows.take([1, 2]))
         assert_holds(writer, rows)
     found = run(
         "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute "
