@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from tests.helpers.bad_input import succeed
 from tests.helpers.builds import build, random_rows, write_rows
@@ -61,6 +62,24 @@ class World:
     @property
     def current(self) -> Path:
         return self.index / "CURRENT"
+
+    @property
+    def published(self) -> Path:
+        """Folder of the published version."""
+        return self.index / "versions" / self.fields("index/CURRENT")["version"]
+
+    @property
+    def documents(self) -> Path:
+        return self.published / "documents.arrow"
+
+    def table(self) -> pa.Table:
+        """Return the documents of the published version."""
+        return pa.ipc.open_file(self.documents.read_bytes()).read_all()
+
+    def fields(self, name: str) -> dict[str, Any]:
+        """Return the fields of a JSON file, by its path in the world."""
+        fields: dict[str, Any] = json.loads((self.root / name).read_text())
+        return fields
 
     def manifests(self) -> list[str]:
         """Return every JSON file of the world, by its path in it."""

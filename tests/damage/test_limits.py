@@ -4,6 +4,7 @@ Each is read by a command in a process that may take 2 GiB more than its librari
 """
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -125,22 +126,16 @@ def test_runs_and_judgements(run, sound, tmp_path, how, option, name):  # type: 
 
 
 @pytest.mark.parametrize("how", [endless, deep])
-def test_judged_queries(run, sound, tmp_path, tiny_model, how):  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize(
+    ("wrong", "other"), [("queries.jsonl", "corpus.parquet"), ("corpus.jsonl", "queries.jsonl")]
+)
+def test_the_queries_and_corpus_of_a_set(  # type: ignore[no-untyped-def]
+    run, sound, tmp_path, tiny_model, how, wrong, other
+):
     (tmp_path / "set" / "qrels").mkdir(parents=True)
-    how(tmp_path / "set" / "queries.jsonl")
-    for name, place in (("corpus.parquet", "corpus.parquet"), ("qrels.tsv", "qrels/test.tsv")):
-        (tmp_path / "set" / place).write_bytes((sound / name).read_bytes())
-    arguments = ["eval", "retrieval", str(tmp_path / "set"), "--model", str(tiny_model)]
-    found = run([*arguments, "--store", str(tmp_path / "store")])
-    assert_says(found, 3, LIMITS[how])
-
-
-@pytest.mark.parametrize("how", [endless, deep])
-def test_the_corpus_of_a_set(run, sound, tmp_path, tiny_model, how):  # type: ignore[no-untyped-def]
-    (tmp_path / "set" / "qrels").mkdir(parents=True)
-    how(tmp_path / "set" / "corpus.jsonl")
-    (tmp_path / "set" / "queries.jsonl").write_bytes((sound / "queries.jsonl").read_bytes())
-    (tmp_path / "set" / "qrels" / "test.tsv").write_bytes((sound / "qrels.tsv").read_bytes())
+    how(tmp_path / "set" / wrong)
+    shutil.copy(sound / other, tmp_path / "set" / other)
+    shutil.copy(sound / "qrels.tsv", tmp_path / "set" / "qrels" / "test.tsv")
     work = ["--model", str(tiny_model), "--store", str(tmp_path / "store")]
     arguments = ["eval", "retrieval", str(tmp_path / "set"), *work]
     assert_says(run(arguments), 3, LIMITS[how])
@@ -270,27 +265,15 @@ def test_one_long_value_in_thousands_of_rows(run, sound, tmp_path, name):  # typ
     texts = pa.DictionaryArray.from_arrays(pa.array([0] * 4000), pa.array(["a" * (1 << 20)]))
     numbers, path = [1] * 4000, tmp_path / "f.parquet"
     part = pa.array([[0.0] * (1 << 16)] * 64, pa.list_(pa.float32()))
-    table, arguments = {
-        "lists": (
-            {"query_id": pa.chunked_array([part] * 33)},
-            ["eval", "retrieval", "--run", str(path), "--qrels", str(sound / "qrels.tsv")],
-        ),
-        "lists of texts": (
-            {"query_id": pa.ListArray.from_arrays([0, 4000], texts)},
-            ["eval", "retrieval", "--run", str(path), "--qrels", str(sound / "qrels.tsv")],
-        ),
-        "qrels": (
-            {"query_id": ["q"] * 4000, "doc_id": texts, "relevance": numbers},
-            ["eval", "retrieval", "--run", str(sound / "run.trec"), "--qrels", str(path)],
-        ),
-        "run": (
-            {"query_id": ["q"] * 4000, "doc_id": texts, "score": numbers},
-            ["eval", "retrieval", "--run", str(path), "--qrels", str(sound / "qrels.tsv")],
-        ),
+    table = {
+        "lists": {"query_id": pa.chunked_array([part] * 33)},
+        "lists of texts": {"query_id": pa.ListArray.from_arrays([0, 4000], texts)},
+        "qrels": {"query_id": ["q"] * 4000, "doc_id": texts, "relevance": numbers},
+        "run": {"query_id": ["q"] * 4000, "doc_id": texts, "score": numbers},
     }[name]
     pq.write_table(pa.table(table), path, compression="zstd", store_schema=False)
     assert path.stat().st_size < 1 << 20
-    assert_says(run(arguments), 3, UNPACKS)
+    assert_says(run(judged(sound, **{"qrels" if name == "qrels" else "run": path})), 3, UNPACKS)
 
 
 def test_millions_of_rows_in_some_kilobytes(run, sound, tmp_path):  # type: ignore[no-untyped-def]
@@ -299,8 +282,7 @@ def test_millions_of_rows_in_some_kilobytes(run, sound, tmp_path):  # type: igno
     table = pa.table({"query_id": ids, "doc_id": ids, "score": same})
     pq.write_table(table, path, compression="zstd", store_schema=False)
     assert path.stat().st_size < 1 << 20
-    arguments = ["eval", "retrieval", "--run", str(path), "--qrels", str(sound / "qrels.tsv")]
-    assert_says(run(arguments), 3, "unpacks to more than 1,073,741,824 bytes")
+    assert_says(run(judged(sound, run=path)), 3, "unpacks to more than 1,073,741,824 bytes")
 
 
 def test_a_text_of_a_corpus_that_is_too_long(run, tmp_path):  # type: ignore[no-untyped-def]

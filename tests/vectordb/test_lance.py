@@ -354,7 +354,7 @@ def test_a_change_under_way_while_another_push_publishes(
             assert found.changing == "000002-def"
             change(two, theirs, theirs.take(range(300)))
 
-        def change() -> None:
+        def change_meanwhile() -> None:
             after = replace(mine, version="000002-def").pushed
             with one.changing(after, mine.layout) as changing:
                 changing.upsert(mine.take(range(10)))
@@ -362,7 +362,7 @@ def test_a_change_under_way_while_another_push_publishes(
                 changing.delete([20])
 
         with pytest.raises(DatabaseError, match=TAKEN):
-            change()
+            change_meanwhile()
         assert_holds(one, theirs)
         assert_clean(one, theirs)
 
