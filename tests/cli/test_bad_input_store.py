@@ -10,7 +10,7 @@ from tests.helpers.bad_input import (
     Place,
     assert_refused,
     numbers,
-    run,
+    succeed,
     table,
 )
 
@@ -37,7 +37,6 @@ def test_a_store_of_two_corpora_asks_which(place: Place) -> None:
         table(id=[f"x{i}" for i in range(ROWS)], e=list(numbers(4))), "b/b.parquet"
     )
     store = place.out / "store"
-    status, _, stderr = run("encode", corpus, *EMBEDDED, "--store", store)
-    assert status == 0, stderr
+    succeed("encode", corpus, *EMBEDDED, "--store", store)
     arguments = ("build", "--store", store, "--k", 2, "--out", place.out)
     assert_refused(place, arguments, ARTIFACT, "2 corpora .*good.*name the corpus")

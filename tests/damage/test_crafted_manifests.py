@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from tests.damage.crafted import CRAFTS, World, crafted, new_world, places
-from tests.helpers.bad_input import run, succeed
+from tests.helpers.bad_input import fails, run, succeed
 from tests.helpers.builds import random_rows, write_rows
 from whiten_index import EmbeddingStore, QueryTransform, open_index
 from whiten_index.artifacts.manifest import write_manifest
@@ -272,8 +272,7 @@ def test_a_time_that_parquet_does_not_hold(world: World, tmp_path: Path) -> None
     write_documents(path, [table.append_column("when", times)])
     world.seal(path)
     pushed = tmp_path / "pushed.parquet"
-    status, _, stderr = run("push", world.index, "--to", pushed)
-    assert (status, "cannot hold a kept value" in stderr) == (10, True), stderr
+    fails(10, "cannot hold a kept value", "push", world.index, "--to", pushed)
     assert not list(tmp_path.glob("*pushed*"))
 
 

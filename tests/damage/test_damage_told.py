@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.helpers.bad_input import run
+from tests.helpers.bad_input import fails, run
 from tests.helpers.updates import Place, some_rows, version_of
 from whiten_index import open_index
 from whiten_index.errors import ArtifactError
@@ -67,9 +67,7 @@ def test_a_damaged_version_is_sent_to_verify_which_knows_the_cheaper_way(
     first, _ = sorted(path.name for path in (out / "versions").iterdir())
     damage(version_of(out) / name)  # type: ignore[operator]
     for command in (("update", out), ("inspect", out)):
-        status, _, stderr = run(*command)
-        assert status == ARTIFACT
-        assert f"whiten-index verify {out} says how to mend it" in stderr
+        fails(ARTIFACT, f"whiten-index verify {out} says how to mend it", *command)
     with pytest.raises(ArtifactError, match=f"whiten-index verify {out} says"):
         open_index(out)
     stdout = run("verify", out)[1]

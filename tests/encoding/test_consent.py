@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from tests.encoding.hub_server import at_hub
 from tests.helpers import tiny_models
-from tests.helpers.bad_input import run
+from tests.helpers.bad_input import fails, run, succeed
 from tests.helpers.code_models import TEXTS, code_model, edit_json, forged, seal, write_texts
 from whiten_index import BuildConfig, QueryTransform, build_index, load_encoder, open_index
 from whiten_index.encoding.models import find_model
@@ -101,8 +101,7 @@ def test_a_command_runs_the_models_code_only_with_the_flag(name, place, tmp_path
     assert FLAG in err
     assert str(place.model) in err.replace("\n", "")
     assert not place.ran()
-    code, _, err = run(*command, FLAG)
-    assert code == 0, err
+    succeed(*command, FLAG)
     # An export copies the model's files and runs nothing.
     assert place.ran() == (name != "export")
 
@@ -116,8 +115,7 @@ def test_commands_that_need_no_model_need_no_consent(place, tmp_path):
         f"verify {place.index}",
         f"inspect {place.index}",
     ):
-        code, _, err = run(*shlex.split(command))
-        assert code == 0, err
+        succeed(*shlex.split(command))
     assert not place.ran()
 
 
@@ -158,8 +156,7 @@ def test_a_nightly_job_consents_in_its_file(place, tmp_path):
     assert "trust-remote-code = true" in out + err
     assert not place.ran()
     job.write_text(f"{told}trust-remote-code = true\n")
-    code, out, err = run("nightly", job)
-    assert code == 0, out + err
+    succeed("nightly", job)
     assert place.ran()
 
 
@@ -208,8 +205,7 @@ def test_a_forged_manifest_cannot_consent(claims, place, tmp_path):
     for name, command in COMMANDS.items():
         filled = command.format(index=bad, root=place.root, out=tmp_path / "out")
         if name != "export" or claims.get("needs_code") is not False:
-            code, _, err = run(*shlex.split(filled))
-            assert (code, FLAG in err) == (ENCODER_EXIT, True), (filled, err)
+            fails(ENCODER_EXIT, FLAG, *shlex.split(filled))
     with pytest.raises(EncoderError, match=FLAG):
         open_index(bad).search(["cat"])
     with pytest.raises(WhitenIndexError, match=f"{FLAG}|its transform is another one"):
@@ -232,8 +228,7 @@ def test_modules_of_other_packages_never_run(plain, tmp_path, monkeypatch):
             [{"idx": i, "name": str(i), "path": "", "type": t} for i, t in enumerate(types)],
         )
         for flag in ((), (FLAG,)):
-            code, _, err = run("search", plain, "the cat", *flag)
-            assert (code, "odd_steps.Step" in err) == (ENCODER_EXIT, True), err
+            fails(ENCODER_EXIT, "odd_steps.Step", "search", plain, "the cat", *flag)
     assert not mark.exists()
 
 
@@ -285,9 +280,7 @@ def test_a_pickle_among_the_weights_never_runs(flag, plain, tmp_path):
     (model / "model.safetensors").unlink()
     torch.save(weights, model / "pytorch_model.bin")
     bad = forged(plain, tmp_path / "bad", weights_sha256=find_model(str(model)).weights_sha256)
-    code, _, err = run("search", bad, "the cat", *flag)
-    assert code == ENCODER_EXIT, err
-    assert "cannot be loaded" in err
+    fails(ENCODER_EXIT, "cannot be loaded", "search", bad, "the cat", *flag)
     assert not (tmp_path / "mark").exists()
 
 
@@ -306,12 +299,9 @@ def test_a_name_in_a_manifest_is_never_a_folder_here(model, revision, plain, tmp
     bad = forged(plain, tmp_path / "bad", model=model, revision=revision)
     commands = (("search", bad, "the cat"), ("update", bad, "--read-all"))
     for command in commands:
-        code, _, err = run(*command)
-        assert code == ENCODER_EXIT, err
-        assert "--model" in err
+        fails(ENCODER_EXIT, "--model", *command)
     # Who names the model says where it is.
-    code, _, err = run("search", bad, "the cat", "--model", tmp_path / "plain-model")
-    assert code == 0, err
+    succeed("search", bad, "the cat", "--model", tmp_path / "plain-model")
 
 
 @pytest.mark.slow

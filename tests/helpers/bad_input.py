@@ -56,6 +56,13 @@ def succeed(*arguments: Any) -> str:
     return stdout
 
 
+def fails(status: int, text: str, *arguments: Any) -> None:
+    """Run a command that must end with a status and say a text."""
+    found, stdout, stderr = run(*arguments)
+    assert found == status, stderr or stdout
+    assert text in stderr
+
+
 def one_object(text: str) -> dict[str, Any]:
     """Read one JSON object and nothing else, without NaN or Infinity, which are not JSON."""
     assert text.endswith("}\n")

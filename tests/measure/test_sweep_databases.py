@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.helpers.bad_input import run, succeed
+from tests.helpers.bad_input import fails, run, succeed
 from tests.helpers.corpora import write_judged
 from tests.vectordb.postgres.helpers import connected
 from tests.vectordb.pushed_rows import Rows, fill
@@ -277,9 +277,7 @@ def test_exact_search_of_wide_vectors_reads_no_codes(tmp_path: Path) -> None:
 
 @pytest.mark.service
 def test_an_engine_without_codes(corpus: Path, tmp_path: Path) -> None:
-    status, _, error = run(*asked(corpus, tmp_path / "out", "--in", f"qdrant://{tmp_path}/q"))
-    assert status == 2
-    assert "nothing to sweep" in error
+    fails(2, "nothing to sweep", *asked(corpus, tmp_path / "out", "--in", f"qdrant://{tmp_path}/q"))
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.helpers.bad_input import run
+from tests.helpers.bad_input import fails, run, succeed
 from tests.helpers.builds import random_rows, write_rows
 from whiten_index import BuildConfig, build_index, open_index
 from whiten_index.errors import CorpusError
@@ -58,10 +58,7 @@ def test_categories_of_several_files_are_kept(tmp_path: Path) -> None:
     build_index(BuildConfig(corpus=(str(tmp_path / "c"),), out=str(out), **options))
     documents = open_index(out).bundle.documents
     assert documents.get(ROWS + 3) == {"id": ROWS + 3, "k": "word 3 of 1"}
-    status, stdout, stderr = run(
-        "search", out, "--like", 3, "--filter", "k == 'word 3 of 1'", "--json"
-    )
-    assert status == 0, stderr
+    stdout = succeed("search", out, "--like", 3, "--filter", "k == 'word 3 of 1'", "--json")
     assert json.loads(stdout)["results"][0]["hits"]
 
 
@@ -136,8 +133,7 @@ def test_a_column_of_any_name_filters_rows_and_hits(tmp_path: Path, name: str) -
     status, _, stderr = build(tmp_path, (name,), "--filter", f"{column} >= 5")
     assert status == 0, stderr
     question = ("search", tmp_path / "i", "--like", 7, "--filter", f"{column} < 9", "--json")
-    status, stdout, stderr = run(*question)
-    assert status == 0, stderr
+    stdout = succeed(*question)
     hits = json.loads(stdout)["results"][0]["hits"]
     assert sorted(hit["id"] for hit in hits) == [5, 6, 8]
     assert [hit["columns"] for hit in hits] == [{name: hit["id"]} for hit in hits]
@@ -147,6 +143,4 @@ def test_a_column_of_any_name_filters_rows_and_hits(tmp_path: Path, name: str) -
 def test_a_name_that_documents_use_is_refused(tmp_path: Path, name: str) -> None:
     corpus = write_rows(tmp_path / "c.parquet", random_rows(rows=ROWS), **{name: np.arange(ROWS)})
     options = ("--embedding-column", "embedding", "--keep", name, "--out", tmp_path / "i")
-    status, _, stderr = run("build", corpus, *options)
-    assert status == 2
-    assert f"a kept column cannot be called '{name}'" in stderr
+    fails(2, f"a kept column cannot be called '{name}'", "build", corpus, *options)

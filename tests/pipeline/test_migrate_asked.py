@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from tests.helpers.bad_input import run
+from tests.helpers.bad_input import run, succeed
 from tests.pipeline.migrating import NEW, ROWS, Migration
 from whiten_index import open_index
 from whiten_index.errors import ConfigError, CorpusError, GateError, WhitenIndexError
@@ -110,8 +110,7 @@ def test_what_cannot_be_migrated_says_so(migration: Migration) -> None:
 def test_the_command(migration: Migration) -> None:
     places = ("--store", migration.store, "--model", migration.built / "model")
     command = ("migrate", migration.index, *places, "--layers", "1", "--device", "cpu")
-    code, out, err = run(*command, "--rows", "1000", "--bridge")
-    assert code == 0, err
+    out = succeed(*command, "--rows", "1000", "--bridge")
     assert "of 3,000 rows are encoded by the new model" in out
     assert "run the same command again to continue" in out
     assert run("verify", migration.index)[0] == 0
@@ -132,8 +131,7 @@ def test_inspect_tells_how_far_a_run_is(migration: Migration) -> None:
     migration.build(out=index)
 
     def inspected() -> Any:
-        code, out, err = run("inspect", index, "--json")
-        assert code == 0, err
+        out = succeed("inspect", index, "--json")
         return json.loads(out).get("migration")
 
     class SecondTerminal(Progress):
@@ -156,8 +154,7 @@ def test_inspect_tells_how_far_a_run_is(migration: Migration) -> None:
 def test_a_plan_writes_nothing(migration: Migration) -> None:
     before = sorted(path for path in migration.folder.rglob("*"))
     places = ("--store", migration.store, "--model", migration.built / "model")
-    code, out, err = run("migrate", migration.index, *places, "--layers", "1", "--plan", "--json")
-    assert code == 0, err
+    out = succeed("migrate", migration.index, *places, "--layers", "1", "--plan", "--json")
     assert json.loads(out)["to_encode"] == ROWS
     assert sorted(path for path in migration.folder.rglob("*")) == before
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.helpers.bad_input import run
+from tests.helpers.bad_input import fails, run, succeed
 from tests.pipeline.migrating import Migration
 from whiten_index import PushConfig, UpdateConfig, open_index, push_index, update_index
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
@@ -108,8 +108,7 @@ def test_gc_leaves_what_a_migration_encoded_until_it_is_finished(migration: Migr
     whole = note.read_bytes()
     note.write_bytes(whole[:50] + bytes([whole[50] ^ 1]) + whole[51:])
     for command in (("gc", migration.store, "--keep-days", 0), ("compact", migration.store)):
-        status, _, told = run(*command)
-        assert (status, f"{note} is damaged; remove it" in told) == (5, True), told
+        fails(5, f"{note} is damaged; remove it", *command)
     facts = json.loads(run("inspect", migration.index, "--json")[1])["migration"]
     assert f"{note} is damaged" in facts["unread"]
     with pytest.raises(ArtifactError, match="run again, before any gc, the migrations that fill"):
@@ -127,8 +126,7 @@ def test_a_migration_that_is_given_up_holds_gc_off_no_longer(migration: Migratio
     migration.run(rows=500)
     assert gc_store(migration.store, keep_days=0).segments == 0
     migration.run(rows=500, bridge=True)
-    code, out, _ = run("migrate", index, "--store", migration.store, "--give-up")
-    assert code == 0
+    out = succeed("migrate", index, "--store", migration.store, "--give-up")
     assert f"version {old} answers\nto remove what was encoded: whiten-index gc {index}" in out
     assert migration.neighbours(index, migration.texts()[:20]) == answers
     assert update_index(UpdateConfig(index=str(index), store=str(migration.store))).up_to_date

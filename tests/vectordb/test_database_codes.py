@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.helpers.bad_input import run
+from tests.helpers.bad_input import fails, run
 from tests.helpers.builds import build, random_rows, write_rows
 from tests.vectordb.postgres.helpers import connected
 from tests.vectordb.pushed_rows import Rows, append, assert_finds, end, fill, recall
@@ -340,9 +340,7 @@ def test_a_plan_needs_no_database(index: Path) -> None:
 
 
 def test_a_plan_of_a_file_is_refused(index: Path, tmp_path: Path) -> None:
-    status, _, error = run("push", index, "--to", tmp_path / "v.parquet", "--plan")
-    assert status == 2
-    assert "takes no --plan" in error
+    fails(2, "takes no --plan", "push", index, "--to", tmp_path / "v.parquet", "--plan")
     assert not list(tmp_path.iterdir())
 
 

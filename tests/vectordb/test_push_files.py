@@ -18,7 +18,7 @@ import pytest
 from pyarrow import feather
 
 from tests.helpers import builds
-from tests.helpers.bad_input import run, succeed
+from tests.helpers.bad_input import fails, succeed
 from tests.vectordb.pushed_rows import Rows, told_of
 from whiten_index import QueryTransform
 from whiten_index.artifacts.atomic import locked
@@ -179,8 +179,7 @@ def test_rows_and_columns_that_users_put_into_a_file_are_not_lost(
     else:
         pq.write_table(changed, mine)
     held = mine.read_bytes()
-    status, _, said = run("push", str(index), "--to", str(to))
-    assert (status, "name another file" in said) == (2, True), said
+    fails(2, "name another file", "push", str(index), "--to", str(to))
     assert mine.read_bytes() == held
 
 
@@ -243,8 +242,7 @@ def test_a_file_of_a_push_that_was_cut_short_is_damaged(
     command = ("push", str(index), "--to", str(tmp_path / name.replace("documents.parquet", "npy")))
     succeed(*command)
     os.truncate(tmp_path / name, bytes_left)
-    status, _, said = run(*command)
-    assert (status, f"{name} is damaged" in said) == (5, True), said
+    fails(5, f"{name} is damaged", *command)
     for each in tmp_path.iterdir():
         each.unlink()
     succeed(*command)
@@ -258,8 +256,7 @@ def test_rows_of_a_file_that_cannot_be_counted_are_damaged(index: Path, tmp_path
     place = 20 + int.from_bytes(data[12:16], "little")
     data[place : place + 4] = (-5).to_bytes(4, "little", signed=True)
     path.write_bytes(data)
-    status, _, said = run("push", index, "--to", path)
-    assert (status, "v.arrow is damaged" in said) == (5, True), said
+    fails(5, "v.arrow is damaged", "push", index, "--to", path)
     assert path.read_bytes() == data
 
 

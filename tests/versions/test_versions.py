@@ -10,7 +10,7 @@ from typing import Any
 import faiss
 import pytest
 
-from tests.helpers.bad_input import ARTIFACT, run
+from tests.helpers.bad_input import ARTIFACT, run, succeed
 from tests.helpers.builds import build, random_rows, write_rows
 from tests.versions.upkeep import reseal
 from whiten_index import open_index
@@ -214,8 +214,7 @@ def test_a_version_with_a_file_of_another_is_no_unforeseen_error(tmp_path: Path,
     status, _, stderr = run("search", out, *asked, "--run", tmp_path / "run.trec")
     assert (status, "Traceback" in stderr) == (ARTIFACT, False), stderr
     write_rows(corpus, random_rows(60, rows=61))
-    status, _, stderr = run("update", out, corpus)
-    assert status == 0, stderr
+    succeed("update", out, corpus)
     assert len(open_index(out)) == 61
 
 
