@@ -13,8 +13,15 @@ import pytest
 
 from tests.acceptance.commands import done
 from tests.acceptance.truth import MAX_LENGTH, SciFact, encode
+from tests.acceptance.vectors import Place
 
 DOCUMENTS = 200
+
+
+@pytest.fixture
+def place(made: Place) -> Place:
+    """What a module's ``made`` has made, put back as it was."""
+    return made.put_back()
 
 
 @pytest.fixture(scope="session")

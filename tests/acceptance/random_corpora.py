@@ -1,6 +1,5 @@
 """Corpora of random embeddings with other columns beside, and the rankings that searches write."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,11 +48,6 @@ def make_corpus(
     made = RandomCorpus(folder, rows[:count], rows[count:])
     Vectors(made.ids, made.rows).write(made.corpus, year=made.years, lang=made.languages)
     return made
-
-
-def version_folder(index: Path) -> Path:
-    """Return the folder of the published version, by ``CURRENT`` as the README has it."""
-    return index / "versions" / str(json.loads((index / "CURRENT").read_text())["version"])
 
 
 def read_trec(run: Path) -> dict[str, list[tuple[str, float]]]:

@@ -22,7 +22,6 @@ from tests.acceptance.vectors import (
     Place,
     Vectors,
     assert_searches,
-    build,
     checksums,
     search,
     some,
@@ -37,7 +36,6 @@ SECRET = "hunter2-horse-staple"
 class Indexed(Place):
     """A corpus and the index that was built from it, which nothing may harm."""
 
-    rows: Vectors
     before: dict[str, str]
 
     def build(self, corpus: object) -> tuple[object, ...]:
@@ -53,15 +51,8 @@ class Indexed(Place):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Indexed:
-    rows, work = some(120), tmp_path_factory.mktemp("made") / "work"
-    write_corpus(work / "corpus", rows)
-    build(work / "corpus", work / "index")
-    return Indexed(work, rows, checksums(work / "index" / "versions"))
-
-
-@pytest.fixture
-def place(made: Indexed) -> Indexed:
-    return made.put_back()
+    place = Place(tmp_path_factory.mktemp("made") / "work", some(120)).made()
+    return Indexed(place.work, place.rows, checksums(place.index / "versions"))
 
 
 def with_nan(path: Path, rows: Vectors) -> None:

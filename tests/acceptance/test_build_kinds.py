@@ -14,13 +14,7 @@ from transformers import AutoModel, AutoTokenizer
 
 import whiten_index
 from tests.acceptance.commands import done
-from tests.acceptance.random_corpora import (
-    RandomCorpus,
-    make_corpus,
-    recall,
-    search_queries,
-    version_folder,
-)
+from tests.acceptance.random_corpora import RandomCorpus, make_corpus, recall, search_queries
 from tests.acceptance.truth import (
     MAX_LENGTH,
     SciFact,
@@ -30,7 +24,7 @@ from tests.acceptance.truth import (
     unit,
     whitening,
 )
-from tests.acceptance.vectors import COLUMNS
+from tests.acceptance.vectors import COLUMNS, version_folder
 
 DIM = 32
 Truth = Callable[[np.ndarray], np.ndarray]

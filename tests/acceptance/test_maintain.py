@@ -48,41 +48,27 @@ class Indexed(Place):
     def store(self) -> Path:
         return self.index / "store"
 
-    @property
-    def version(self) -> Path:
-        """Folder of the published version."""
-        return self.index / "versions" / published(self.index)
-
     def build(self) -> tuple[object, ...]:
         """The command that makes the newest rows an index, from scratch where need be."""
         return ("build", self.corpus, *OPTIONS, "--out", self.index)
 
     def assert_searches(self, night: int) -> None:
-        assert_searches(self.index, self.nights[night], self.work, fitted=self.nights[0])
-
-
-def published(index: Path) -> str:
-    return str(json.loads((index / "CURRENT").read_text())["version"])
+        assert_searches(self.index, self.nights[night], self.work, fitted=self.rows)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Indexed:
     rows = some(300)
     nights = [rows, rows[20:] + some(30, "second"), rows[40:] + some(60, "third")]
-    made = Indexed(tmp_path_factory.mktemp("made") / "work", nights, [])
+    made = Indexed(tmp_path_factory.mktemp("made") / "work", rows, nights, [])
     for number, night in enumerate(nights):
         write_corpus(made.corpus, night)
         if number:
             done("update", made.index, "--refit", "never")
         else:
             build(made.corpus, made.index)
-        made.names.append(published(made.index))
+        made.names.append(made.published())
     return made
-
-
-@pytest.fixture
-def place(made: Indexed) -> Indexed:
-    return made.put_back()
 
 
 def flip(path: Path) -> None:
@@ -110,7 +96,7 @@ def test_versions_are_listed_newest_first(place: Indexed) -> None:
 def test_a_rollback_publishes_the_version_before(place: Indexed) -> None:
     before = checksums(place.index / "versions")
     done("rollback", place.index)
-    assert published(place.index) == place.names[1]
+    assert place.published() == place.names[1]
     place.assert_searches(1)
     assert listed(place.index)[place.names[2]]["withdrawn"]
     done("rollback", place.index)
@@ -119,7 +105,7 @@ def test_a_rollback_publishes_the_version_before(place: Indexed) -> None:
     place.assert_searches(2)
     assert checksums(place.index / "versions") == before
     refused(2, "rollback", place.index, "--to", "000009-0123456789ab")
-    assert published(place.index) == place.names[2]
+    assert place.published() == place.names[2]
 
 
 def test_a_rollback_passes_over_a_damaged_version(place: Indexed) -> None:
@@ -135,7 +121,7 @@ def test_prune_keeps_the_newest_versions_and_the_published_one(place: Indexed) -
     assert {each.name for each in (place.index / "versions").iterdir()} == set(place.names[1:])
     done("rollback", place.index)
     done("prune", place.index, "--keep", 1)
-    assert published(place.index) == place.names[1]
+    assert place.published() == place.names[1]
     place.assert_searches(1)
 
 

@@ -13,7 +13,7 @@ import pytest
 import whiten_index
 from tests.acceptance.commands import done, refused
 from tests.acceptance.truth import unit
-from tests.acceptance.vectors import Place, Vectors, build, checksums, some, whitened, write_corpus
+from tests.acceptance.vectors import Place, Vectors, checksums, some, whitened, write_corpus
 
 # Id -> title and vector.
 Held = dict[str, tuple[str, np.ndarray]]
@@ -22,8 +22,6 @@ Held = dict[str, tuple[str, np.ndarray]]
 @dataclass(frozen=True)
 class Indexed(Place):
     """A corpus of 400 rows in two files, and the index that was built from it."""
-
-    rows: Vectors
 
     def expected(self, rows: Vectors, **options: Any) -> np.ndarray:
         return whiten_index.QueryTransform.of(self.index, **options).reduce(rows.rows)
@@ -51,15 +49,7 @@ class Indexed(Place):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Indexed:
-    made = Indexed(tmp_path_factory.mktemp("made") / "work", some(400))
-    write_corpus(made.corpus, made.rows)
-    build(made.corpus, made.index)
-    return made
-
-
-@pytest.fixture
-def place(made: Indexed) -> Indexed:
-    return made.put_back()
+    return Indexed(tmp_path_factory.mktemp("made") / "work", some(400)).made()
 
 
 def read(path: Path) -> Held:

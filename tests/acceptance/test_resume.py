@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.acceptance.commands import Ended, done, run, start
-from tests.acceptance.random_corpora import version_folder
 from tests.acceptance.truth import SciFact
+from tests.acceptance.vectors import version_folder
 
 ROWS, SHARD = 96, 8
 SHARDS = ROWS // SHARD

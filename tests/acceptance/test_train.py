@@ -12,11 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModel, AutoTokenizer
 
 import whiten_index
 from tests.acceptance.commands import done, start
-from tests.acceptance.truth import unit
+from tests.acceptance.truth import encode, unit
 
 STEPS = 60
 
@@ -74,19 +73,6 @@ def require_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
         assert torch.equal(tensor, other[name]), name
 
 
-@torch.inference_mode()
-def encode_by(folder: Path, texts: list[str]) -> np.ndarray:
-    """Return the mean-pooled states of a model folder, by transformers alone."""
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder)
-    model.eval()
-    batch = tokenizer(texts, padding=True, return_tensors="pt")
-    batch.pop("token_type_ids", None)
-    states = model(**batch).last_hidden_state.double()
-    mask = batch["attention_mask"][:, :, None].double()
-    found: np.ndarray = ((states * mask).sum(1) / mask.sum(1)).numpy()
-    return found
-
-
 def test_a_killed_training_goes_on_to_the_same_weights(
     trained: Path, options: tuple[object, ...], tmp_path: Path
 ) -> None:
@@ -121,7 +107,7 @@ def test_a_trained_model_loads_in_sentence_transformers(trained: Path, sentences
 
     texts = texts_of(sentences, 20)
     theirs = SentenceTransformer(str(trained), device="cpu").encode(texts)
-    exact = unit(encode_by(trained, texts))
+    exact = unit(encode(texts, trained, max_length=32))
     np.testing.assert_allclose(unit(theirs.astype(np.float64)), exact, atol=1e-5)
 
 
@@ -133,7 +119,7 @@ def test_a_trained_model_builds_an_index(trained: Path, sentences: Path, tmp_pat
     )  # fmt: skip
     texts = texts_of(sentences, 40)
     (hits,) = whiten_index.open_index(index).search([texts[7]], top_k=5)
-    rows = unit(encode_by(trained, texts))
+    rows = unit(encode(texts, trained, max_length=32))
     assert hits[0].columns["text"] == texts[7]
     scores = np.sort(rows @ rows[7])[::-1][:5]
     assert [hit.score for hit in hits] == pytest.approx(scores.tolist(), abs=1e-4)

@@ -18,7 +18,6 @@ from tests.acceptance.vectors import (
     Place,
     Vectors,
     assert_searches,
-    build,
     checksums,
     search,
     some,
@@ -29,11 +28,6 @@ from tests.acceptance.vectors import (
 @dataclass(frozen=True)
 class Indexed(Place):
     """A corpus of 400 rows in two files, and the index that was built from it."""
-
-    rows: Vectors
-
-    def published(self) -> str:
-        return str(json.loads((self.index / "CURRENT").read_text())["version"])
 
     def change(self) -> Vectors:
         """Change, remove and add rows in both files; return all rows in their new order."""
@@ -48,15 +42,7 @@ class Indexed(Place):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Indexed:
-    made = Indexed(tmp_path_factory.mktemp("made") / "work", some(400))
-    write_corpus(made.corpus, made.rows)
-    build(made.corpus, made.index)
-    return made
-
-
-@pytest.fixture
-def place(made: Indexed) -> Indexed:
-    return made.put_back()
+    return Indexed(tmp_path_factory.mktemp("made") / "work", some(400)).made()
 
 
 @pytest.mark.parametrize("refit", ["never", "always"])
@@ -142,7 +128,7 @@ def test_the_changes_are_listed_for_a_copy_elsewhere(place: Indexed) -> None:
     place.rows[200:].write(place.corpus / "b.parquet", title=titles)
     some(2, "new").write(place.corpus / "c.parquet")
     done("update", place.index, "--refit", "never")
-    path = place.index / "versions" / place.published() / "changes.arrow"
+    path = place.version / "changes.arrow"
     with pa.ipc.open_file(path) as file:
         table = file.read_all()
     assert dict(zip(table["id"].to_pylist(), table["kind"].to_pylist(), strict=True)) == {

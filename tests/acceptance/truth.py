@@ -69,15 +69,17 @@ def model_folder() -> Path:
 
 
 @torch.inference_mode()
-def encode(texts: Sequence[str]) -> np.ndarray:
-    """Return mean-pooled token states (n, 384) in float64, by transformers alone."""
-    folder = model_folder()
+def encode(
+    texts: Sequence[str], folder: Path | None = None, *, max_length: int = MAX_LENGTH
+) -> np.ndarray:
+    """Return mean-pooled token states (n, d) in float64, by transformers alone."""
+    folder = folder or model_folder()
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder)
     model.eval()
     found = []
     for start in range(0, len(texts), 32):
         batch = tokenizer(
-            list(texts[start : start + 32]), padding=True, truncation=True, max_length=MAX_LENGTH,
+            list(texts[start : start + 32]), padding=True, truncation=True, max_length=max_length,
             return_tensors="pt",
         )  # fmt: skip
         states = model(**batch).last_hidden_state.double()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 from dataclasses import dataclass
@@ -21,11 +22,17 @@ COLUMNS = ("--embedding-column", "embedding", "--id-column", "id")
 OPTIONS = (*COLUMNS, "--keep", "title", "--whiten", "whitening", "--k", K, "--factory", "Flat")
 
 
+def version_folder(index: Path) -> Path:
+    """Return the folder of the published version, by ``CURRENT`` as the README has it."""
+    return index / "versions" / str(json.loads((index / "CURRENT").read_text())["version"])
+
+
 @dataclass(frozen=True)
 class Place:
-    """A folder with a corpus, and the index that was built from it."""
+    """A folder with a corpus of two files, and the index that was built from its rows."""
 
     work: Path
+    rows: Vectors
 
     @property
     def corpus(self) -> Path:
@@ -34,6 +41,20 @@ class Place:
     @property
     def index(self) -> Path:
         return self.work / "index"
+
+    @property
+    def version(self) -> Path:
+        """Folder of the published version."""
+        return version_folder(self.index)
+
+    def made(self) -> Self:
+        """Write the corpus and build the index."""
+        write_corpus(self.corpus, self.rows)
+        build(self.corpus, self.index)
+        return self
+
+    def published(self) -> str:
+        return self.version.name
 
     def put_back(self) -> Self:
         """Put the folder back as it was at the first call, at its path, which indexes know."""
