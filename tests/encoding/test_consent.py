@@ -17,8 +17,9 @@ from safetensors.torch import load_file
 from tests.encoding.hub_server import at_hub
 from tests.helpers import tiny_models
 from tests.helpers.bad_input import fails, run, succeed
+from tests.helpers.builds import build_texts
 from tests.helpers.code_models import TEXTS, code_model, edit_json, forged, seal, write_texts
-from whiten_index import BuildConfig, QueryTransform, build_index, load_encoder, open_index
+from whiten_index import QueryTransform, load_encoder, open_index
 from whiten_index.encoding.models import find_model
 from whiten_index.errors import EncoderError, WhitenIndexError
 from whiten_index.pipeline.update import update_index
@@ -35,13 +36,8 @@ class Place:
         self.root, self.mark = root, root / "mark"
         self.model = code_model(root / "model", self.mark)
         self.corpus, self.index = write_texts(root), root / "index"
-        build_index(
-            BuildConfig(
-                corpus=(str(self.corpus),), out=str(self.index), text_columns=("text",),
-                id_column="id", keep=("text",), model=str(self.model), whiten="whitening", k=8,
-                device="cpu", trust_remote_code=True,
-            )
-        )  # fmt: skip
+        options = {"id_column": "id", "keep": ("text",), "trust_remote_code": True}
+        build_texts(self.index, self.corpus, self.model, **options)
         QueryTransform.of(self.index).save(root / "saved")
         self.saved = root / "saved"
         scores = [0.2 * i for i in range(20)]
@@ -184,13 +180,7 @@ def test_consent_is_written_nowhere(place, tmp_path):
 def plain(tmp_path: Path) -> Path:
     """An index of a model without code."""
     model = tiny_models.bert(tmp_path / "plain-model")
-    build_index(
-        BuildConfig(
-            corpus=(str(write_texts(tmp_path)),), out=str(tmp_path / "plain"), id_column="id",
-            text_columns=("text",), model=str(model), whiten="whitening", k=8, device="cpu",
-        )
-    )  # fmt: skip
-    return tmp_path / "plain"
+    return build_texts(tmp_path / "plain", write_texts(tmp_path), model, id_column="id").out
 
 
 @pytest.mark.parametrize("claims", [{"needs_code": False}, {"needs_code": True}, {}])

@@ -17,8 +17,9 @@ from tests.encoding.hub_server import at_hub
 from tests.encoding.test_consent import FLAG
 from tests.helpers import tiny_models
 from tests.helpers.bad_input import run
+from tests.helpers.builds import build_texts
 from tests.helpers.code_models import code_model, edit_json, write_texts
-from whiten_index import BuildConfig, QueryTransform, build_index, open_index
+from whiten_index import QueryTransform, open_index
 from whiten_index.encoding.encoder_config import ApiOptions, EncoderConfig
 from whiten_index.encoding.load_encoder import resolve_encoder
 from whiten_index.errors import EncoderError
@@ -248,12 +249,7 @@ def test_weights_of_the_identity_are_those_that_are_loaded(tmp_path):
 
 
 def build(model: Path, corpus: Path, index: Path, **options: Any) -> None:
-    build_index(
-        BuildConfig(
-            corpus=(str(corpus),), out=str(index), text_columns=("text",), id_column="id",
-            model=str(model), whiten="whitening", k=8, device="cpu", **options,
-        )
-    )  # fmt: skip
+    build_texts(index, corpus, model, id_column="id", **options)
 
 
 def test_a_model_that_has_changed_is_refused(tmp_path):

@@ -20,7 +20,8 @@ import torch
 import transformers
 
 from tests.helpers import tiny_models
-from whiten_index import BuildConfig, build_index, load_encoder, open_index
+from tests.helpers.builds import build_texts
+from whiten_index import load_encoder, open_index
 from whiten_index.errors import ArtifactError, ConfigError, EncoderError, StorageError
 
 ODD = ["", "x", "the cat " * 300, "東京"]
@@ -107,11 +108,8 @@ def build(folder: Path, model: Path, **options: Any) -> Path:
         f"the {a} {b} {row}" for row in range(20) for a in ("cat", "dog") for b in ("ran", "a")
     ]
     pq.write_table(pa.table({"text": texts}), folder / "c.parquet")
-    config = BuildConfig(
-        corpus=str(folder / "c.parquet"), text_columns="text", out=str(folder / "index"),
-        model=str(model), whiten="whitening", k=8, device="cpu", factory="Flat", **options,
-    )  # fmt: skip
-    return build_index(config).out
+    options = {"factory": "Flat", **options}
+    return build_texts(folder / "index", folder / "c.parquet", model, **options).out
 
 
 def test_an_index_is_searched_and_built_where_torch_is_not_installed(
@@ -228,11 +226,8 @@ def test_a_file_that_nothing_is_known_to_compare_with_is_refused(
 ) -> None:
     rows = np.random.default_rng(0).standard_normal((50, 32)).astype(np.float32)
     pq.write_table(pa.table({"vector": list(rows)}), tmp_path / "c.parquet")
-    config = BuildConfig(
-        corpus=str(tmp_path / "c.parquet"), embedding_column="vector", out=str(tmp_path / "index"),
-        model=str(folder), whiten="whitening", k=8, device="cpu", factory="Flat",
-    )  # fmt: skip
-    index = build_index(config).out
+    options = {"embedding_column": "vector", "text_columns": (), "factory": "Flat"}
+    index = build_texts(tmp_path / "index", tmp_path / "c.parquet", folder, **options).out
     assert len(open_index(index).search(["the cat"])[0]) == 10
     with pytest.raises(EncoderError, match="keeps no embeddings to compare the ONNX file"):
         open_index(index, backend="onnx").search(["the cat"])

@@ -15,7 +15,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from whiten_index import BuildConfig, QueryTransform, build_index, load_encoder, open_index
+from tests.helpers.builds import build_texts
+from whiten_index import QueryTransform, load_encoder, open_index
 from whiten_index.errors import ConfigError, EncoderError, StorageError
 
 WORDS = [f"w{n}" for n in range(60)]
@@ -94,11 +95,8 @@ def test_an_index_is_built_and_searched(model: Path, tmp_path: Path) -> None:
     random = np.random.default_rng(1)
     texts = [f"w{n % 60} {' '.join(random.choice(WORDS, 6))}" for n in range(300)]
     pq.write_table(pa.table({"text": texts}), tmp_path / "c.parquet")
-    config = BuildConfig(
-        corpus=(str(tmp_path / "c.parquet"),), text_columns=("text",), model=str(model), k=8,
-        out=str(tmp_path / "index"), exponent=0.25,
-    )  # fmt: skip
-    out = build_index(config).out
+    options = {"whiten": "auto", "exponent": 0.25}
+    out = build_texts(tmp_path / "index", tmp_path / "c.parquet", model, **options).out
     found = [hits[0].id for hits in open_index(out).search(texts[:20], top_k=1)]
     assert found == [f"c.parquet#0:{row}" for row in range(20)]
     with pytest.raises(ConfigError, match="this export needs a Transformer"):

@@ -48,6 +48,13 @@ def night(job: Path, *flags: str) -> tuple[int, list[dict[str, Any]]]:
     return status, [json.loads(line) for line in stdout.splitlines()]
 
 
+def ends(status: int, event: str, job: Path, *flags: str) -> list[dict[str, Any]]:
+    """Run a nightly job that must end with a status and a last line; return its log lines."""
+    found, lines = night(job, *flags)
+    assert (found, lines[-1]["event"]) == (status, event), lines
+    return lines
+
+
 def succeed(*arguments: Any) -> str:
     """Return standard output of a command that must succeed."""
     status, stdout, stderr = run(*arguments)

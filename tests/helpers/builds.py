@@ -57,6 +57,12 @@ def build(out: Path, *corpus: str, **options: Any) -> BuildReport:
     return build_index(BuildConfig(corpus=corpus, out=str(out), **options))
 
 
+def build_texts(out: Path, corpus: Path | str, model: Path | str, **options: Any) -> BuildReport:
+    """Index the column ``text`` of a corpus by a model."""
+    given = {"text_columns": ("text",), "k": 8, "whiten": "whitening", "device": "cpu", **options}
+    return build_index(BuildConfig(corpus=(str(corpus),), out=str(out), model=str(model), **given))
+
+
 def build_of(table: pa.Table, folder: Path, **options: Any) -> Path:
     """Write a corpus, with embeddings in ``e``, into a folder; return the index beside it."""
     folder.mkdir(parents=True, exist_ok=True)

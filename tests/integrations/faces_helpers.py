@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from tests.helpers import tiny_models
 from tests.helpers.builds import build as build_columns
-from tests.helpers.builds import random_rows, write_rows
-from whiten_index import BuildConfig, QueryTransform, build_index, open_index
+from tests.helpers.builds import build_texts, random_rows, write_rows
+from whiten_index import QueryTransform, open_index
 from whiten_index.search.search_index import Hit
 from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.vectordb.push_source import PushSource
@@ -76,12 +76,7 @@ class Places:
 
     def build(self, out: Path, corpus: str, **options: Any) -> None:
         """Build from texts."""
-        build_index(
-            BuildConfig(
-                corpus=(corpus,), out=str(out), model=str(self.model), k=K, text_columns=("text",),
-                whiten="whitening", store_dtype="float32", device="cpu", **options,
-            )
-        )  # fmt: skip
+        build_texts(out, corpus, self.model, k=K, store_dtype="float32", **options)
 
     def refit(self, index: Path) -> None:
         """Publish a version with another transform, of a part of the corpus."""

@@ -10,7 +10,8 @@ import pytest
 
 from tests.helpers import tiny_models
 from tests.helpers.bad_input import one_object, run, succeed
-from whiten_index import BuildConfig, QueryTransform, build_index
+from tests.helpers.builds import build_texts
+from whiten_index import QueryTransform
 from whiten_index.encoding.load_encoder import load_encoder
 from whiten_index.errors import EncoderError
 from whiten_index.integrations.sentence_transformers import export_model
@@ -29,13 +30,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = tiny_models.add_modules(tiny_models.bert(root / "secret" / "tiny-bert"), "mean")
     texts = tiny_models.texts(80)
     pq.write_table(pa.table({"id": list(range(80)), "text": texts}), root / "c.parquet")
-    build_index(
-        BuildConfig(
-            corpus=(str(root / "c.parquet"),), out=str(root / "out"), model=str(model), k=K,
-            text_columns=("text",), id_column="id", whiten="whitening", device="cpu",
-        )
-    )  # fmt: skip
-    return root / "out"
+    return build_texts(root / "out", root / "c.parquet", model, id_column="id", k=K).out
 
 
 @pytest.mark.parametrize("form", FORMS)

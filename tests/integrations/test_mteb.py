@@ -14,12 +14,11 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.helpers import tiny_models
-from tests.helpers.builds import closed_form
+from tests.helpers.builds import build_texts, closed_form
 from tests.helpers.judged import evaluate
-from whiten_index import Whitening, build_index, load_encoder
+from whiten_index import Whitening, load_encoder
 from whiten_index.errors import ConfigError
 from whiten_index.evaluation.metrics import spearman
-from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.whitening.spectrum import unit_rows
 from whiten_index.whitening.whitening_config import WhiteningConfig
 
@@ -160,12 +159,8 @@ def index(tmp_path_factory: pytest.TempPathFactory, folder: Path, retrieval: Ret
     """A published index over the documents of the task."""
     root = tmp_path_factory.mktemp("index")
     pq.write_table(pa.table({"text": retrieval.texts}), root / "c.parquet")
-    config = BuildConfig(
-        corpus=(str(root / "c.parquet"),), text_columns=("text",), model=str(folder),
-        whiten="whitening", k=K, store_dtype="float32", factory="Flat", out=str(root / "index"),
-    )  # fmt: skip
-    build_index(config)
-    return root / "index"
+    options = {"k": K, "store_dtype": "float32", "factory": "Flat"}
+    return build_texts(root / "index", root / "c.parquet", folder, **options).out
 
 
 def test_an_index_scores_as_its_transform_fitted_on_the_corpus(

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.helpers.bad_input import night, numbers, run, table
+from tests.helpers.bad_input import ends, night, numbers, run, table
 from whiten_index import open_index
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.cli import cli
@@ -93,8 +93,7 @@ def test_nights_in_a_row(news: News) -> None:
     assert (status, events[-1]["event"], events[-1]["keep_versions"]) == (0, "planned", 1), events
     assert sorted(path for path in news.root.rglob("*") if "lock" not in path.name) == before
 
-    status, events = night(job)
-    assert (status, events[-1]["event"]) == (0, "published"), events
+    events = ends(0, "published", job)
     rows = {"total": 58, "new": 0, "changed": 2, "document": 0, "deleted": 2, "unchanged": 56}
     assert events[-1]["rows"] == rows
     assert names_of(events, "drift", "decision") == ["drift", "decision"]
@@ -109,8 +108,7 @@ def test_nights_in_a_row(news: News) -> None:
     assert found["last_run_outcome", "published"] == 1
     assert found["published_rows",] == 58
 
-    status, events = night(job)
-    assert (status, events[-1]["event"]) == (0, "up_to_date"), events
+    events = ends(0, "up_to_date", job)
     assert not names_of(events, "drift", "decision", "gate")
     assert news.measured()["last_success_timestamp_seconds",] > 0
 
@@ -189,8 +187,7 @@ def test_what_follows_an_update_cannot_undo_it(
     monkeypatch.setattr(f"whiten_index.versions.{names[step]}", raising(error))
     news.change()
     keys = {"keep_versions": 2, "compact": True, "metrics": str(news.metrics)}
-    status, events = night(news.job(corpus="news", **keys))
-    assert (status, events[-1]["event"]) == (expected, "published")
+    events = ends(expected, "published", news.job(corpus="news", **keys))
     assert (events[-1]["failed"], events[-1]["exit_code"]) == ([step], expected)
     (failed,) = [event for event in events if event["event"] == f"{step}_failed"]
     assert (failed["message"], failed["exit_code"]) == (str(error), expected)
@@ -209,8 +206,7 @@ def test_an_interruption_after_the_update(news: News, monkeypatch: pytest.Monkey
         "whiten_index.versions.compaction.compact_store", raising(KeyboardInterrupt())
     )
     keys = {"keep_versions": 2, "compact": True, "metrics": str(news.metrics)}
-    status, events = night(news.job(corpus="news", **keys))
-    assert (status, events[-1]["event"]) == (130, "interrupted")
+    events = ends(130, "interrupted", news.job(corpus="news", **keys))
     assert (events[-1]["update"], events[-1]["stopped_in"]) == ("up_to_date", "compact")
     assert not names_of(events, "gc_finished")
     found = news.measured()
@@ -257,8 +253,7 @@ def test_a_path_that_is_refused_for_metrics_stays_as_it_is(news: News, name: str
     news.metrics = news.root / name
     job = news.job(metrics=str(news.metrics))
     before = news.metrics.read_bytes() if news.metrics.exists() else None
-    status, events = night(job)
-    assert (status, events[-1]["event"]) == (2, "failed")
+    events = ends(2, "failed", job)
     assert "does not end in .prom" in events[-1]["message"]
     assert (news.metrics.read_bytes() if news.metrics.exists() else None) == before
     assert len(open_index(news.index).bundle) == 60

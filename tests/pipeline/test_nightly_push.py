@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.helpers.bad_input import night
+from tests.helpers.bad_input import ends, night
 from tests.vectordb.memory_writer import MemoryWriter, Server
 from whiten_index import BuildConfig, build_index
 from whiten_index.artifacts.lock import only_writer
@@ -105,15 +105,13 @@ def world(no_index: World) -> World:
 
 def test_every_database_follows(world: World) -> None:
     job = world.job(DOCS, MORE, first="keep-versions = 1")
-    status, events = night(job)
-    assert (status, events[-1]["event"]) == (0, "up_to_date")
+    events = ends(0, "up_to_date", job)
     world.assert_pushed("docs", "more")
     pushed = [event for event in events if event["event"] == "push_finished"]
     assert [event["mode"] for event in pushed] == ["all", "all"]
     assert (pushed[1]["k"], world.options) == (3, [{}, {"m": "16", "on_disk": "true"}])
     world.change()
-    status, events = night(job)
-    assert (status, events[-1]["event"]) == (0, "published")
+    events = ends(0, "published", job)
     names = [event["event"] for event in events]
     # Pruned first, what changed would not be known.
     assert names.index("push_finished") < names.index("prune_finished")
@@ -128,8 +126,7 @@ def test_a_push_that_fails_undoes_nothing(world: World) -> None:
     world.servers["docs"].fails_after = 0
     world.change()
     job = world.job(DOCS, MORE, first="keep-versions = 1")
-    status, events = night(job)
-    assert (status, events[-1]["event"]) == (FAILED, "published")
+    events = ends(FAILED, "published", job)
     assert (events[-1]["failed"], events[-1]["exit_code"]) == ([OF_DOCS], FAILED)
     (failed,) = [event for event in events if event["event"] == "push_failed"]
     assert (failed["to"], failed["table"]) == ("postgresql://me@h/db", "docs")
@@ -139,8 +136,7 @@ def test_a_push_that_fails_undoes_nothing(world: World) -> None:
     assert "gc_finished" in {event["event"] for event in events}
     # The next night makes up for it, though there is nothing to publish.
     world.servers["docs"].fails_after = None
-    status, events = night(job)
-    assert (status, events[-1]["event"]) == (0, "up_to_date")
+    ends(0, "up_to_date", job)
     world.assert_pushed("docs", "more")
 
 
@@ -176,8 +172,7 @@ def test_a_check_that_fails_is_no_gate_of_the_update(
 ) -> None:
     monkeypatch.setattr(MemoryWriter, "finish", MemoryWriter.finish_short)
     world.change()
-    status, events = night(world.job(DOCS))
-    assert (status, events[-1]["event"]) == (FAILED, "published")
+    events = ends(FAILED, "published", world.job(DOCS))
     (failed,) = [event for event in events if event["event"] == "push_failed"]
     assert "counts 199 rows" in failed["message"]
 
@@ -217,8 +212,7 @@ def test_a_rollback_reaches_the_database_though_its_gate_fails(world: World) -> 
     assert night(job)[0] == 0
     changed = world.row(3)
     rollback(world.root / "index")
-    status, events = night(job)
-    assert (status, events[-1]["event"]) == (9, "gate_failed")
+    events = ends(9, "gate_failed", job)
     assert "rolled back" in events[-1]["message"]
     world.assert_pushed("docs")
     assert world.row(3) != changed
@@ -290,8 +284,7 @@ def test_a_client_that_is_not_installed_stops_no_update(
     monkeypatch.setattr("whiten_index.vectordb.push.open_writer", open_writer)
     world.change()
     job = world.job(DOCS, MORE, f"to = {json.dumps(str(world.root / 'v.parquet'))}")
-    status, events = night(job)
-    assert (status, events[-1]["event"]) == (FAILED, "published")
+    events = ends(FAILED, "published", job)
     failed = [event for event in events if event["event"] == "push_failed"]
     assert [(event["to"], event["exit_code"]) for event in failed] == [
         ("postgresql://me@h/db", FAILED),
@@ -303,8 +296,7 @@ def test_a_client_that_is_not_installed_stops_no_update(
 
 
 def test_a_dry_run_looks_for_the_clients(world: World) -> None:
-    status, events = night(world.job(DOCS, MORE, 'to = "v.parquet"'), "--dry-run")
-    assert (status, events[-1]["event"]) == (FAILED, "planned")
+    events = ends(FAILED, "planned", world.job(DOCS, MORE, 'to = "v.parquet"'), "--dry-run")
     failed = [event["to"] for event in events if event["event"] == "push_failed"]
     assert failed == ["postgresql://me@h/db", "qdrant://h"]
 
@@ -368,8 +360,7 @@ def test_a_store_that_was_moved_is_known_where_the_update_failed(world: World) -
     moved = world.root / "moved"
     (world.root / "index" / "store").rename(moved)
     (world.root / "c.parquet").unlink()
-    status, events = night(world.job(DOCS, first=f"store = {json.dumps(str(moved))}"))
-    assert (status, events[-1]["event"]) == (3, "failed")
+    ends(3, "failed", world.job(DOCS, first=f"store = {json.dumps(str(moved))}"))
     world.assert_pushed("docs")
 
 
@@ -379,13 +370,11 @@ def test_a_file_of_somebody_else_stops_no_update(world: World) -> None:
     job = world.job(f"to = {json.dumps(str(path))}", DOCS)
     path.write_bytes(b"mine")
     world.change()
-    status, events = night(job, "--dry-run")
-    assert (status, events[-1]["event"]) == (FAILED, "planned")
+    events = ends(FAILED, "planned", job, "--dry-run")
     (failed, _) = [event for event in events if event["event"] == "push_failed"]
     assert (failed["to"], failed["exit_code"]) == (str(path), FAILED)
     assert "holds something else than rows that a push wrote" in failed["message"]
-    status, events = night(job)
-    assert (status, events[-1]["event"]) == (FAILED, "published")
+    events = ends(FAILED, "published", job)
     assert events[-1]["failed"] == [f"push {path}"]
     assert path.read_bytes() == b"mine"
     world.assert_pushed("docs")

@@ -15,7 +15,7 @@ import pytest
 
 from tests.helpers import tiny_models
 from tests.helpers.bad_input import run_python
-from tests.helpers.builds import build, random_rows, write_rows
+from tests.helpers.builds import build, build_texts, random_rows, write_rows
 from whiten_index import BuildConfig, QueryTransform, build_index
 from whiten_index.artifacts.manifest import write_manifest
 from whiten_index.encoding.load_encoder import load_encoder
@@ -59,13 +59,8 @@ def index(tmp_path_factory: pytest.TempPathFactory, folder: Path, documents: lis
     root = tmp_path_factory.mktemp("texts")
     ids = [f"d{i}" for i in range(ROWS)]
     pq.write_table(pa.table({"id": ids, "text": documents}), root / "c.parquet")
-    config = BuildConfig(
-        corpus=(str(root / "c.parquet"),), out=str(root / "out"), model=str(folder), k=K,
-        text_columns=("text",), id_column="id", whiten="whitening", store_dtype="float32",
-        device="cpu",
-    )  # fmt: skip
-    build_index(config)
-    return root / "out"
+    options = {"id_column": "id", "store_dtype": "float32", "k": K}
+    return build_texts(root / "out", root / "c.parquet", folder, **options).out
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from whiten_index import BuildConfig, MigrateConfig, build_index, migrate_index
+from tests.helpers.builds import build_texts
+from whiten_index import MigrateConfig, migrate_index
 
 ROWS, K = 300, 8
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -67,12 +68,8 @@ def corpus(
 
 
 def build(out: Path, source: Path, model: Path, **options: Any) -> Path:
-    given: dict[str, Any] = {"k": K, "whiten": "whitening", "keep": ("text", "lang"), **options}
-    config = BuildConfig(
-        corpus=(str(source),), out=str(out), text_columns=("text",), id_column="id",
-        model=str(model), **given,
-    )  # fmt: skip
-    return build_index(config).out
+    given: dict[str, Any] = {"k": K, "keep": ("text", "lang"), "id_column": "id", **options}
+    return build_texts(out, source, model, **given).out
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from whiten_index import BuildConfig, UpdateConfig, build_index, certify_index, update_index
+from tests.helpers.builds import build_texts
+from whiten_index import UpdateConfig, certify_index, update_index
 from whiten_index.pipeline.update_config import CertifyConfig
 
 if TYPE_CHECKING:
@@ -53,13 +54,8 @@ def page_index(
     ids = [2**60 + i for i in range(300)]
     table = pa.table({"id": ids, "lang": [HOSTILE] * 300, "text": texts})
     pq.write_table(table[:250], folder / "c.parquet")
-    out = str(folder / "docs")
-    build_index(
-        BuildConfig(
-            corpus=(str(folder / "c.parquet"),), out=out, text_columns=("text",), id_column="id",
-            keep=("text", "lang"), model=str(tiny_model), whiten="whitening", k=8,
-        )
-    )  # fmt: skip
+    options = {"id_column": "id", "keep": ("text", "lang")}
+    out = str(build_texts(folder / "docs", folder / "c.parquet", tiny_model, **options).out)
     pq.write_table(table, folder / "c.parquet")
     update_index(UpdateConfig(index=out))
     asked = [{"id": str(i), "text": text[:40]} for i, text in zip(ids, texts, strict=True)]

@@ -51,7 +51,9 @@ def stop(*_):
 DuckWriter.checkpoint = stop
 rows = changed_by_child()
 with open_writer(address, "docs") as writer:
-    change(writer, rows, rows.take(range(2000)), gone=range(100))
+    with writer.changing(rows.pushed, rows.layout) as changing:
+        changing.delete(range(100))
+        changing.upsert(rows.take(range(2000)))
 """
 
 

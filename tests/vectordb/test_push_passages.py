@@ -8,8 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.helpers.builds import build_texts
 from tests.vectordb.memory_writer import MemoryWriter, Server
-from whiten_index import BuildConfig, build_index, open_index
+from whiten_index import open_index
 from whiten_index.pipeline.update import update_index
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.vectordb.push import PushReport, push_index
@@ -35,13 +36,8 @@ class World:
         return str(path)
 
     def build(self, **options: Any) -> None:
-        build_index(
-            BuildConfig(
-                corpus=(self.write(),), out=str(self.root / "index"), model=str(self.model), k=8,
-                text_columns=("text",), id_column="id", whiten="whitening", device="cpu",
-                store_dtype="float32", **options,
-            )
-        )  # fmt: skip
+        options = {"id_column": "id", "store_dtype": "float32", **options}
+        build_texts(self.root / "index", self.write(), self.model, **options)
 
     def update(self) -> None:
         self.write()
