@@ -30,8 +30,7 @@ from tests.helpers.bad_input import (
     run,
     table,
 )
-from whiten_index.corpus.corpus_config import CorpusConfig
-from whiten_index.corpus.parquet_corpus import ParquetCorpus
+from whiten_index import CorpusConfig, ParquetCorpus
 from whiten_index.errors import CorpusError
 
 place = bad_input.place

@@ -8,9 +8,8 @@ import pytest
 
 from tests.helpers.bad_input import fails, run
 from tests.helpers.updates import Place, some_rows, version_of
-from whiten_index import open_index
+from whiten_index import EmbeddingStore, open_index
 from whiten_index.errors import ArtifactError
-from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusPart
 from whiten_index.versions.compaction import compact_store
 

@@ -8,10 +8,8 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from tests.helpers.moments import make_rows
+from whiten_index import Moments, Whitening, WhiteningConfig
 from whiten_index.errors import ArtifactError
-from whiten_index.whitening.moments import Moments
-from whiten_index.whitening.transform import Whitening
-from whiten_index.whitening.whitening_config import WhiteningConfig
 
 READERS = {"moments": Moments, "whitening": Whitening}
 

@@ -14,12 +14,11 @@ import pyarrow as pa
 import pytest
 
 from tests.distributed.squares import Square, squares
-from whiten_index import BuildConfig, encode_corpus, open_index
+from whiten_index import BuildConfig, build_index, encode_corpus, open_index
 from whiten_index.distributed import executors
 from whiten_index.distributed.executors import ProcessExecutor, SerialExecutor
 from whiten_index.encoding.encoder_config import chosen_devices
 from whiten_index.errors import ConfigError, CorpusError, EncoderError
-from whiten_index.pipeline.build import build_index
 
 TWO = ("cpu", "cpu")
 ROOT = Path(__file__).parents[2]

@@ -10,9 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from whiten_index import BuildConfig, build_index, load_encoder, open_index
-from whiten_index.measure.sweep_config import SweepConfig
-from whiten_index.measure.sweep_run import run_sweep
+from whiten_index import BuildConfig, SweepConfig, build_index, load_encoder, open_index, run_sweep
 
 pytestmark = pytest.mark.gpu
 

@@ -17,8 +17,7 @@ from safetensors.torch import load_file
 
 from tests.encoding.hub_server import Hub, at_hub
 from tests.helpers import tiny_models
-from whiten_index.encoding.load_encoder import load_encoder
-from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index import EmbeddingStore, load_encoder
 from whiten_index.versions.retention import describe_index
 
 # Finds models one after another, each with a token or none, and prints what came of it.

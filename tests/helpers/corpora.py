@@ -8,8 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from hypothesis import HealthCheck, settings
 
-from whiten_index.corpus.corpus_config import CorpusConfig
-from whiten_index.corpus.parquet_corpus import ParquetCorpus
+from whiten_index import CorpusConfig, ParquetCorpus
 
 IN_TMP_PATH = settings(
     max_examples=40,

@@ -4,9 +4,8 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from whiten_index.whitening.moments import Moments
-from whiten_index.whitening.transform import Whitening
-from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
+from whiten_index import Moments, Whitening, WhiteningConfig
+from whiten_index.whitening.whitening_config import Kind
 
 seeds = st.integers(0, 2**32 - 1)
 quick = settings(max_examples=30, deadline=None, derandomize=True, database=None)

@@ -8,15 +8,14 @@ import faiss
 import numpy as np
 import pytest
 
+from whiten_index import Moments, Whitening, WhiteningConfig
 from whiten_index.errors import ArtifactError
 from whiten_index.index.codes import remove_rows, reuse_codes, why_not_reusable
 from whiten_index.index.factory import inner_index, inner_of
 from whiten_index.index.library import write_index
 from whiten_index.index.ondisk_ivf import OnDiskLists
 from whiten_index.index.transforms import wrap
-from whiten_index.whitening.moments import Moments
-from whiten_index.whitening.transform import Whitening
-from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
+from whiten_index.whitening.whitening_config import Kind
 
 POOL, K = 900, 32
 KINDS = [

@@ -6,12 +6,11 @@ import faiss
 import numpy as np
 import pytest
 
+from whiten_index import Moments, Whitening, WhiteningConfig
 from whiten_index.index.factory import inner_index
 from whiten_index.index.sizes import expected_bytes, measured_bytes
 from whiten_index.index.transforms import wrap
-from whiten_index.whitening.moments import Moments
-from whiten_index.whitening.transform import Whitening
-from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
+from whiten_index.whitening.whitening_config import Kind
 
 DIM, K, ROWS = 48, 32, 3_000
 FACTORIES = [

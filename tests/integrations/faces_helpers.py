@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from tests.helpers import tiny_models
 from tests.helpers.builds import build as build_columns
 from tests.helpers.builds import build_texts, random_rows, write_rows
-from whiten_index import QueryTransform, open_index
+from whiten_index import PushConfig, QueryTransform, open_index
 from whiten_index.search.search_index import Hit
-from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.vectordb.push_source import PushSource
 
 ROWS, K, TOP = 90, 6, 5

@@ -11,13 +11,9 @@ import pytest
 from tests.helpers import tiny_models
 from tests.helpers.bad_input import one_object, run, succeed
 from tests.helpers.builds import build_texts
-from whiten_index import QueryTransform
-from whiten_index.encoding.load_encoder import load_encoder
+from whiten_index import Moments, QueryTransform, Whitening, WhiteningConfig, load_encoder
 from whiten_index.errors import EncoderError
 from whiten_index.integrations.sentence_transformers import export_model
-from whiten_index.whitening.moments import Moments
-from whiten_index.whitening.transform import Whitening
-from whiten_index.whitening.whitening_config import WhiteningConfig
 
 K = 6
 FORMS = {"matrix": "w.safetensors", "query": "q", "sentence-transformers": "m", "sql": "w.sql"}

@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from tests.helpers import tiny_models
 from tests.helpers.builds import build_texts, closed_form
 from tests.helpers.judged import evaluate
-from whiten_index import Whitening, load_encoder
+from whiten_index import Whitening, WhiteningConfig, load_encoder
 from whiten_index.errors import ConfigError
 from whiten_index.evaluation.metrics import spearman
 from whiten_index.whitening.spectrum import unit_rows
-from whiten_index.whitening.whitening_config import WhiteningConfig
 
 PROMPTS = {"query": "query: ", "document": "passage: "}
 WORDS = ("cat", "sat", "mat", "dog", "ran", "river", "sang", "king", "queen", "book", "cold", "a")

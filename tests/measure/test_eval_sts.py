@@ -8,14 +8,12 @@ import pytest
 import scipy.stats
 from click.testing import CliRunner
 
+from whiten_index import EvalConfig, WhiteningConfig, evaluate_sts, read_sts
 from whiten_index.cli import cli
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.errors import ConfigError
-from whiten_index.evaluation.sts_sets import chosen_sets, read_sts
-from whiten_index.measure.eval_config import EvalConfig
-from whiten_index.measure.evaluate_sts import evaluate_sts
+from whiten_index.evaluation.sts_sets import chosen_sets
 from whiten_index.progress import Progress
-from whiten_index.whitening.whitening_config import WhiteningConfig
 
 
 def run(*arguments: object) -> tuple[int, str, str]:

@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 
 from tests.helpers.corpora import write_judged, write_set
-from whiten_index import BuildConfig, build_index
+from whiten_index import BuildConfig, SweepConfig, build_index, run_sweep
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation.judgements import corpus_file, parquet_corpus, queries_file
 from whiten_index.measure import trial
-from whiten_index.measure.sweep_config import SweepConfig
-from whiten_index.measure.sweep_run import run_sweep
 
 WISHES = {"transforms": "pca", "codecs": "fp32,sq8", "indexes": "flat", "baselines": True}
 

@@ -8,11 +8,10 @@ import pytest
 
 from tests.helpers.bad_input import process, succeed
 from tests.objects.helpers import OPTIONS, SHARDS, build, corpus_file, hits, keys
-from whiten_index import BuildConfig, open_index
+from whiten_index import BuildConfig, encode_corpus, list_versions, open_index
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, StorageError
-from whiten_index.pipeline.encode import encode_corpus
 from whiten_index.versions.gc import gc_store
-from whiten_index.versions.retention import list_versions, rollback
+from whiten_index.versions.retention import rollback
 
 pytestmark = pytest.mark.service
 

@@ -15,8 +15,7 @@ from tests.distributed.test_cluster_build import workers_of
 from tests.helpers.bad_input import process
 from tests.objects.helpers import ROWS, build, keys, put_corpus
 from tests.vectordb.postgres.helpers import connected
-from whiten_index import open_index
-from whiten_index.versions.retention import list_versions
+from whiten_index import list_versions, open_index
 
 pytestmark = [pytest.mark.service, pytest.mark.slow]
 PAGE = Path(__file__).parents[2] / "docs" / "nightly.md"

@@ -9,11 +9,10 @@ import pytest
 from tests.helpers.bad_input import process, succeed
 from tests.helpers.builds import random_rows
 from tests.objects.helpers import OPTIONS, ROWS, SHARDS, build, corpus_file, hits, keys
-from whiten_index import BuildConfig
+from whiten_index import BuildConfig, EmbeddingStore, encode_corpus
 from whiten_index.errors import ArtifactError, BusyError
 from whiten_index.measure import sweep_run
-from whiten_index.pipeline.encode import EncodeReport, encode_corpus
-from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.pipeline.encode import EncodeReport
 
 pytestmark = pytest.mark.service
 

@@ -17,11 +17,10 @@ from obstore.exceptions import AlreadyExistsError
 from tests.helpers.bad_input import fails, night, process, run, succeed
 from tests.objects.helpers import build, corpus_table, hits, keys
 from tests.versions.upkeep import Crash, dying_at
+from whiten_index import UpdateConfig, update_index
 from whiten_index.artifacts.lock import this_owner
 from whiten_index.artifacts.object_store import Bucket
 from whiten_index.errors import BusyError
-from whiten_index.pipeline.update import update_index
-from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.versions import gc as gc_room
 from whiten_index.versions import published as published_room
 from whiten_index.versions import references as references_room

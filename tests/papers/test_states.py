@@ -5,10 +5,8 @@ import pytest
 
 from pipelines.papers.kept import Kept
 from pipelines.papers.states import kept_states, score_combinations
+from whiten_index import EvalConfig, evaluate_sts, read_sts
 from whiten_index.encoding.encoder_config import EncoderConfig
-from whiten_index.evaluation.sts_sets import read_sts
-from whiten_index.measure.eval_config import EvalConfig
-from whiten_index.measure.evaluate_sts import evaluate_sts
 from whiten_index.progress import Progress, Stages
 
 

@@ -13,10 +13,9 @@ from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_sco
 
 from pipelines.papers.transfer import evaluate_transfer
 from pipelines.papers.transfer_tasks import read_task, score_transfer
-from whiten_index import load_encoder
+from whiten_index import EvalConfig, load_encoder
 from whiten_index.cli import measure_commands
 from whiten_index.encoding.encoder_config import EncoderConfig
-from whiten_index.measure.eval_config import EvalConfig
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -23,11 +23,8 @@ from scipy.stats import rankdata
 
 from tests.helpers import tiny_models
 from tests.helpers.bad_input import run
-from whiten_index import BuildConfig, build_index
+from whiten_index import BuildConfig, Moments, Whitening, WhiteningConfig, build_index
 from whiten_index.pipeline.build import BuildReport
-from whiten_index.whitening.moments import Moments
-from whiten_index.whitening.transform import Whitening
-from whiten_index.whitening.whitening_config import WhiteningConfig
 
 Array = NDArray[np.float64]
 ROWS, DIM = 260, tiny_models.DIM

@@ -19,9 +19,8 @@ from tests.pipeline.choosing import (
     stages,
     vectors_of,
 )
-from whiten_index.encoding.load_encoder import load_encoder
+from whiten_index import Moments, load_encoder
 from whiten_index.pipeline.build import BuildReport
-from whiten_index.whitening.moments import Moments
 
 place = choosing.place
 

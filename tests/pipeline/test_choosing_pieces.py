@@ -21,11 +21,10 @@ from tests.pipeline.choosing import (
     run,
     vectors_of,
 )
+from whiten_index import Moments, Whitening
 from whiten_index.pipeline import pseudo_queries
 from whiten_index.pipeline.build import BuildReport
-from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.selection import LEAST_SAMPLE
-from whiten_index.whitening.transform import Whitening
 
 place = choosing.place
 

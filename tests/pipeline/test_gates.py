@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers.builds import build, write_rows
-from whiten_index import open_index
+from whiten_index import EmbeddingStore, open_index
 from whiten_index.errors import CorpusError
 from whiten_index.index.factory import inner_of
 from whiten_index.index.library import INDEX, load_faiss
@@ -24,7 +24,6 @@ from whiten_index.pipeline.query_files import CanaryFile
 from whiten_index.pipeline.shard_encoding import Counts
 from whiten_index.pipeline.update_config import GateConfig
 from whiten_index.progress import Progress, Stages
-from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.versions.bundle import open_unsealed
 from whiten_index.versions.documents import write_documents
 from whiten_index.versions.published import DOCUMENTS

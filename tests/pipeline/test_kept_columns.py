@@ -12,10 +12,8 @@ import pytest
 
 from tests.helpers.bad_input import fails, run, succeed
 from tests.helpers.builds import random_rows, write_rows
-from whiten_index import BuildConfig, build_index, open_index
+from whiten_index import BuildConfig, UpdateConfig, build_index, open_index, update_index
 from whiten_index.errors import CorpusError
-from whiten_index.pipeline.update import update_index
-from whiten_index.pipeline.update_config import UpdateConfig
 
 ROWS, DIM = 40, 8
 MS = pa.timestamp("ms")

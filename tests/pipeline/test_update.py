@@ -21,11 +21,9 @@ from tests.helpers.updates import (
     vectors_of,
     version_of,
 )
-from whiten_index import BuildConfig, build_index, open_index
+from whiten_index import BuildConfig, UpdateConfig, build_index, open_index, update_index
 from whiten_index.errors import GateError
 from whiten_index.pipeline.plan import plan_update
-from whiten_index.pipeline.update import update_index
-from whiten_index.pipeline.update_config import UpdateConfig
 
 indexed, place = updates.indexed, updates.place
 

@@ -8,10 +8,9 @@ import pytest
 
 from tests.helpers import updates
 from tests.helpers.updates import Place, assert_holds, ids_of, some_rows, version_of
+from whiten_index import UpdateConfig, update_index
 from whiten_index.errors import ArtifactError
 from whiten_index.pipeline.plan import plan_update
-from whiten_index.pipeline.update import update_index
-from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.progress import Progress
 
 indexed, place = updates.indexed, updates.place

@@ -11,11 +11,10 @@ import pytest
 from tests.helpers.updates import assert_equals_fresh, codes_of, ids_of
 from tests.pipeline import choosing
 from tests.pipeline.choosing import choice, parquet, stages
-from whiten_index import BuildConfig, build_index, open_index
+from whiten_index import BuildConfig, UpdateConfig, build_index, open_index, update_index
 from whiten_index.pipeline.build import BuildReport
 from whiten_index.pipeline.plan import plan_update
-from whiten_index.pipeline.update import UpdateReport, update_index
-from whiten_index.pipeline.update_config import UpdateConfig
+from whiten_index.pipeline.update import UpdateReport
 
 place = choosing.place
 Texts = dict[str, str | None]

@@ -8,11 +8,9 @@ import pytest
 
 from tests.helpers import updates
 from tests.helpers.updates import DIM, Place, ids_of, some_rows, version_of
-from whiten_index import open_index
+from whiten_index import UpdateConfig, list_versions, open_index, update_index
 from whiten_index.errors import ConfigError, GateError, WhiteningError
-from whiten_index.pipeline.update import update_index
-from whiten_index.pipeline.update_config import UpdateConfig
-from whiten_index.versions.retention import list_versions, prune, rollback
+from whiten_index.versions.retention import prune, rollback
 
 indexed, place = updates.indexed, updates.place
 

@@ -16,13 +16,11 @@ import pytest
 from tests.helpers import tiny_models
 from tests.helpers.bad_input import run_python
 from tests.helpers.builds import build, build_texts, random_rows, write_rows
-from whiten_index import BuildConfig, QueryTransform, build_index
+from whiten_index import BuildConfig, PushConfig, QueryTransform, build_index, load_encoder
 from whiten_index.artifacts.manifest import write_manifest
-from whiten_index.encoding.load_encoder import load_encoder
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
 from whiten_index.integrations.lazy import name_of, open_transform
 from whiten_index.integrations.sentence_transformers import export_model
-from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.vectordb.push_source import PushSource
 from whiten_index.versions.published import read_published
 from whiten_index.whitening.transform import Whitening

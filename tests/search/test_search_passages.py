@@ -9,10 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.helpers.builds import corpus_source, cosines
-from whiten_index import BuildConfig, build_index, open_index
+from whiten_index import BuildConfig, EmbeddingStore, build_index, open_index
 from whiten_index.corpus.batches import row_digests
 from whiten_index.store.dtypes import StoreDtype
-from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusPart, CorpusRecord
 
 DIM, DOCUMENTS = 8, 60

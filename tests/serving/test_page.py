@@ -14,8 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers.builds import build_texts
-from whiten_index import UpdateConfig, certify_index, update_index
-from whiten_index.pipeline.update_config import CertifyConfig
+from whiten_index import CertifyConfig, UpdateConfig, certify_index, update_index
 
 if TYPE_CHECKING:
     from tests.serving.conftest import Serve, Server

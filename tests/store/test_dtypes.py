@@ -6,10 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.moments import make_embeddings, quick, seeds
+from whiten_index import Moments, Whitening, WhiteningConfig
 from whiten_index.store.dtypes import StoreDtype, as_kept
-from whiten_index.whitening.moments import Moments
-from whiten_index.whitening.transform import Whitening
-from whiten_index.whitening.whitening_config import WhiteningConfig
 
 
 def cosines(a, b):

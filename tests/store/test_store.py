@@ -11,13 +11,12 @@ import pytest
 from tests.helpers.bad_input import file_size_limit
 from tests.helpers.builds import column_facts
 from tests.helpers.moments import make_embeddings
+from whiten_index import EmbeddingStore, Moments
 from whiten_index.artifacts import limits, manifest
 from whiten_index.artifacts.tensors import map_tensor
 from whiten_index.errors import ArtifactError, ConfigError, CorpusError, FormatError, StorageError
 from whiten_index.store.dtypes import StoreDtype
-from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusPart, CorpusRecord
-from whiten_index.whitening.moments import Moments
 
 NAME = "0123456789abcdef" * 2
 

@@ -9,10 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from whiten_index import load_encoder
+from whiten_index import TrainingConfig, load_encoder, train_encoder
 from whiten_index.training.group_whitening import ShuffledGroupWhitening
-from whiten_index.training.train import train_encoder
-from whiten_index.training.training_config import GroupMap, Precision, TrainingConfig
+from whiten_index.training.training_config import GroupMap, Precision
 
 pytestmark = pytest.mark.gpu
 

@@ -15,15 +15,12 @@ import pytest
 
 from tests.helpers.builds import build, write_rows
 from tests.vectordb.memory_writer import MemoryWriter, Server, Table
+from whiten_index import PushConfig, UpdateConfig, Whitening, push_index, update_index
 from whiten_index.errors import ArtifactError, ConfigError, DatabaseError, GateError
-from whiten_index.pipeline.update import update_index
-from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.vectordb.database_writer import Find, Hit
-from whiten_index.vectordb.push import PushReport, differences, push_index
-from whiten_index.vectordb.push_config import PushConfig
+from whiten_index.vectordb.push import PushReport, differences
 from whiten_index.vectordb.pushed_table import Layout, RowsError
 from whiten_index.versions.retention import prune, rollback
-from whiten_index.whitening.transform import Whitening
 
 ROWS, DIM, K = 300, 16, 8
 # The writer of this address is replaced.

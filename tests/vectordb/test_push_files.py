@@ -20,11 +20,10 @@ from pyarrow import feather
 from tests.helpers import builds
 from tests.helpers.bad_input import fails, succeed
 from tests.vectordb.pushed_rows import Rows, told_of
-from whiten_index import QueryTransform
+from whiten_index import PushConfig, QueryTransform, push_index, pushed_version
 from whiten_index.artifacts.atomic import locked
 from whiten_index.errors import ConfigError, DatabaseError, GateError, StorageError
-from whiten_index.vectordb.push import PushReport, push_index, pushed_version
-from whiten_index.vectordb.push_config import PushConfig
+from whiten_index.vectordb.push import PushReport
 from whiten_index.vectordb.push_source import PushSource
 from whiten_index.vectordb.pushed_table import Layout, PushedTable
 from whiten_index.vectordb.vector_files import write_rows, written_files, written_version

@@ -10,11 +10,8 @@ import pytest
 
 from tests.helpers.builds import build_texts
 from tests.vectordb.memory_writer import MemoryWriter, Server
-from whiten_index import open_index
-from whiten_index.pipeline.update import update_index
-from whiten_index.pipeline.update_config import UpdateConfig
-from whiten_index.vectordb.push import PushReport, push_index
-from whiten_index.vectordb.push_config import PushConfig
+from whiten_index import PushConfig, UpdateConfig, open_index, push_index, update_index
+from whiten_index.vectordb.push import PushReport
 
 
 class World:

@@ -24,11 +24,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers.builds import build, random_rows, write_rows
+from whiten_index import BuildConfig, EmbeddingStore, encode_corpus
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.files import sha256_file
-from whiten_index.pipeline.build_config import BuildConfig
-from whiten_index.pipeline.encode import EncodeReport, encode_corpus
-from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.pipeline.encode import EncodeReport
 from whiten_index.store.records import CorpusRecord
 from whiten_index.versions import published
 

@@ -12,7 +12,7 @@ from scipy.stats import rankdata, sem
 
 from tests.helpers.transforms import fit as fit_rows
 from tests.helpers.transforms import make_rows, quick, seeds
-from whiten_index.whitening.moments import Moments
+from whiten_index import Moments, Whitening, WhiteningConfig
 from whiten_index.whitening.selection import (
     Setting,
     Trial,
@@ -22,8 +22,7 @@ from whiten_index.whitening.selection import (
     score_settings,
 )
 from whiten_index.whitening.selection import settings as grid_of
-from whiten_index.whitening.transform import Whitening
-from whiten_index.whitening.whitening_config import Kind, WhiteningConfig, default_width
+from whiten_index.whitening.whitening_config import Kind, default_width
 
 DIM = 24
 

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tests.helpers.transforms import fit, make_rows, quick, seeds
+from whiten_index import Moments, Whitening, WhiteningConfig
 from whiten_index.whitening.drift import DRIFT_THRESHOLD, Drift, SamplingNoise, decide
-from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.spectrum import unit_rows
-from whiten_index.whitening.transform import Whitening
-from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
+from whiten_index.whitening.whitening_config import Kind
 
 D, K = 12, 5
 KINDS = list(Kind)

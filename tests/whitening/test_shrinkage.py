@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.transforms import few, fit, make_rows, seeds
+from whiten_index import Moments, Whitening, WhiteningConfig
 from whiten_index.errors import ConfigError, WhiteningError
-from whiten_index.whitening.moments import Moments
-from whiten_index.whitening.transform import Whitening
-from whiten_index.whitening.whitening_config import WhiteningConfig, parse_shrinkage
+from whiten_index.whitening.whitening_config import parse_shrinkage
 
 sklearn_covariance = pytest.importorskip("sklearn.covariance")
 
