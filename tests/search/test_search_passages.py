@@ -70,12 +70,6 @@ def build(folder: Path, **options: Any) -> Path:
 
 
 @pytest.fixture(scope="module")
-def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A published index; do not write to it."""
-    return build(tmp_path_factory.mktemp("index"))
-
-
-@pytest.fixture(scope="module")
 def queries() -> Array:
     counts = passage_counts()
     rows = embeddings(counts)
@@ -95,10 +89,12 @@ def best_passages(by_row: NDArray[np.float64]) -> list[tuple[int, int, float]]:
 
 
 @pytest.mark.parametrize("top_k", [1, 7, DOCUMENTS, 10_000])
+@pytest.mark.parametrize(("factory", "rerank"), [("Flat", None), ("SQ4", 300)])
 def test_search_gives_each_document_once_with_its_best_passage(
-    index: Path, queries: Array, top_k: int
+    tmp_path: Path, queries: Array, top_k: int, factory: str, rerank: int | None
 ) -> None:
-    opened = open_index(index)
+    index = build(tmp_path, factory=factory)
+    opened = open_index(index, rerank=rerank, store=tmp_path / "store")
     assert opened.grouped
     assert len(opened) == passage_counts().sum()
     truth = cosines(queries.astype(float), embeddings(passage_counts()).astype(float))
@@ -110,6 +106,9 @@ def test_search_gives_each_document_once_with_its_best_passage(
             document, number = hit.id // 10, hit.columns["passage"]
             listed = rows_of(document, number + 1)[number]
             assert {"id": hit.id, **hit.columns} == listed
+    near = opened.search_like(70, top_k=5)
+    assert len({hit.id for hit in near}) == 5
+    assert 70 not in [hit.id for hit in near]
 
 
 @pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat", "HNSW8", "PQ8x4fs"])
@@ -138,18 +137,3 @@ def test_a_filter_leaves_documents_once_by_their_best_passage_that_passes(
                 for hit in hits:
                     own = np.flatnonzero(passes & (document * 10 == hit.id))
                     assert hit.row == own[np.argmax(row[own])]
-
-
-@pytest.mark.parametrize("top_k", [1, 7, 10_000])
-def test_passages_ranked_again_give_each_document_once_with_its_best(
-    tmp_path: Path, queries: Array, top_k: int
-) -> None:
-    opened = open_index(build(tmp_path, factory="SQ4"), rerank=300, store=tmp_path / "store")
-    truth = cosines(queries.astype(float), embeddings(passage_counts()).astype(float))
-    for hits, row in zip(opened.search_embeddings(queries, top_k=top_k), truth, strict=True):
-        expected = best_passages(row)[:top_k]
-        assert [hit.row for hit in hits] == [row for _, row, _ in expected]
-        np.testing.assert_allclose([h.score for h in hits], [c for *_, c in expected], atol=1e-6)
-    near = opened.search_like(70, top_k=5)
-    assert len({hit.id for hit in near}) == 5
-    assert 70 not in [hit.id for hit in near]
