@@ -18,11 +18,10 @@ from tests.helpers.bad_input import fails, run, succeed
 from tests.helpers.corpora import write_judged
 from tests.vectordb.postgres.helpers import connected
 from tests.vectordb.pushed_rows import Rows, fill
+from whiten_index import SweepConfig, run_sweep
 from whiten_index.evaluation.judgements import corpus_file, parquet_corpus, queries_file
 from whiten_index.measure.database_sweep import DatabaseSweep
 from whiten_index.measure.results import read_sweeps
-from whiten_index.measure.sweep_config import SweepConfig
-from whiten_index.measure.sweep_run import run_sweep
 from whiten_index.vectordb.registry import open_writer
 
 DIM, ROWS = 32, 1500

@@ -15,6 +15,7 @@ from tests.pipeline.migrating import NEW, ROWS, Migration
 from whiten_index import open_index
 from whiten_index.errors import ConfigError, CorpusError, GateError, WhitenIndexError
 from whiten_index.progress import Progress
+from whiten_index.versions.gc import gc_store
 
 
 def judged(migration: Migration) -> dict[str, str]:
@@ -114,6 +115,7 @@ def test_the_command(migration: Migration) -> None:
     assert "of 3,000 rows are encoded by the new model" in out
     assert "run the same command again to continue" in out
     assert run("verify", migration.index)[0] == 0
+    gc_store(migration.store, keep_days=0)
     facts = json.loads(run("inspect", migration.index, "--json")[1])["migration"]
     assert (facts["from"], facts["to"], facts["rows"]) == ("model", "model", ROWS)
     assert 1_000 <= facts["encoded"] < ROWS

@@ -16,8 +16,20 @@ from tests.helpers.bad_input import fails, run, succeed
 from tests.pipeline.migrating import Migration
 from whiten_index import PushConfig, UpdateConfig, open_index, push_index, update_index
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
+from whiten_index.store.notes import ResultCache
 from whiten_index.versions import gc
 from whiten_index.versions.gc import gc_store
+from whiten_index.versions.published import ensure_index_id
+from whiten_index.versions.retention import rollback
+
+
+def assert_lost_records_are_told(migration: Migration, **options: Any) -> None:
+    """Without its records of corpora, gc removes nothing that the new model encoded."""
+    (new,) = {path.parent.parent for path in migration.store.glob("*/migrations/*")}
+    for path in new.glob("corpora/*"):
+        path.unlink()
+    with pytest.raises(ArtifactError, match="has no record of a corpus"):
+        gc_store(migration.store, **options, keep_days=0)
 
 
 def test_stores_of_others_are_left_alone(migration: Migration) -> None:
@@ -138,15 +150,40 @@ def test_a_migration_that_is_given_up_holds_gc_off_no_longer(migration: Migratio
     assert migration.run().finished
 
 
+def test_a_migration_that_is_given_up_withdraws_all_its_versions(migration: Migration) -> None:
+    (old,) = migration.versions()
+    for rows in (1_000, 500):
+        migration.run(rows=rows, bridge=True)
+    assert migration.run(model=None, give_up=True).given_up
+    update_index(UpdateConfig(index=str(migration.index), corpus=(migration.less(2_900),)))
+    assert rollback(migration.index).to == old
+
+
+def test_a_note_that_a_disk_refused_is_written_by_the_next_run(
+    migration: Migration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    migration.build(out=migration.folder / "other", corpus=migration.less(70), layers=(1,))
+    real = ResultCache.save_migration
+
+    def fail(self: ResultCache, index: str, note: Any) -> None:
+        if not index:
+            raise StorageError("the disk is full")
+        real(self, index, note)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ResultCache, "save_migration", fail)
+        with pytest.raises(StorageError, match="the disk is full"):
+            migration.run(rows=1)
+    migration.run(rows=1)
+    migration.run(model=None, give_up=True)
+    assert_lost_records_are_told(migration)
+
+
 def test_a_migration_that_was_given_up_excuses_no_lost_records(migration: Migration) -> None:
     migration.build(out=migration.folder / "other", corpus=migration.less(70), layers=(1,))
     migration.run(rows=1)
     assert run("migrate", migration.index, "--store", migration.store, "--give-up")[0] == 0
-    (new,) = {path.parent.parent for path in migration.store.glob("*/migrations/*")}
-    for path in new.glob("corpora/*"):
-        path.unlink()
-    with pytest.raises(ArtifactError, match="has no record of a corpus"):
-        gc_store(migration.store, keep_days=0)
+    assert_lost_records_are_told(migration)
 
 
 def test_a_migration_of_an_index_that_is_gone_does_not_hold_gc_off(
@@ -164,6 +201,15 @@ def test_a_migration_of_an_index_that_is_gone_does_not_hold_gc_off(
     other.rename(moved)
     for options in ({"indexes": [moved], "forget": [other]}, {}):
         assert gc_store(migration.store, **options, keep_days=0).segments == 0
+    # So does one that moved back, or has another id at the same place.
+    moved.rename(other)
+    assert gc_store(migration.store, indexes=[other], forget=[moved], keep_days=0).segments == 0
+    (other / "index.json").unlink()
+    ensure_index_id(other)
+    for options in ({"indexes": [other], "forget": [other]}, {}):
+        assert gc_store(migration.store, **options, keep_days=0).segments == 0
+    other.rename(moved)
+    assert gc_store(migration.store, indexes=[moved], forget=[other], keep_days=0).segments == 0
     shutil.rmtree(moved)
     assert gc_store(migration.store, forget=[moved], keep_days=0).segments > 0
 
@@ -178,16 +224,11 @@ def test_of_two_indexes_that_move_at_once_one_is_still_migrated(migration: Migra
     for each, to in zip(gone, moved, strict=True):
         each.rename(to)
     assert gc_store(store, indexes=moved, forget=gone, keep_days=0).segments == 0
-    (new,) = {each.parent.parent for each in store.glob("*/migrations/*")}
-    for path in new.glob("corpora/*"):
-        path.unlink()
     # Nor does a migration that was finished count as given up where its index is gone.
     for each in moved:
         shutil.rmtree(each)
-    with pytest.raises(ArtifactError, match="has no record of a corpus"):
-        gc_store(store, forget=[*moved, gone[1]], keep_days=0)
-    with pytest.raises(ArtifactError, match="has no record of a corpus"):
-        gc_store(store, keep_days=0)
+    assert_lost_records_are_told(migration, forget=[*moved, gone[1]])
+    assert_lost_records_are_told(migration)
 
 
 def test_gc_removes_the_stores_of_bridged_versions_that_were_pruned(migration: Migration) -> None:
