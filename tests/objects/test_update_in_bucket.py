@@ -1,5 +1,6 @@
 """Updates, pushes and evaluations of an index in a bucket, from machines without copies of it."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 
 from tests.objects.helpers import SHARDS, build, corpus_file, hits, keys, put_corpus
 from whiten_index import PushConfig, QueryTransform, open_index, push_index
-from whiten_index.errors import BusyError, ConfigError, GateError
+from whiten_index.artifacts.object_store import _MissingError
+from whiten_index.errors import BusyError, ConfigError, GateError, StorageError
 from whiten_index.pipeline.update import update_index
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.versions.gc import gc_store
@@ -168,16 +170,16 @@ def test_pruned_versions_are_gone_from_the_bucket_and_never_published_again(
 def test_one_bad_answer_of_the_server_is_no_damage(
     s3: Any, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from whiten_index.artifacts.object_store import Bucket
+    from whiten_index.artifacts.object_store import Bucket, Digests
 
     out = f"s3://{bucket}/index"
     made(out, tmp_path, 2)
     real, cut = Bucket.digest, list[str]()
 
-    def digest(self: Bucket, key: str) -> tuple[int, str] | None:
+    def digest(self: Bucket, key: str) -> Digests | None:
         if key.endswith("index.faiss") and "/000001-" in key and not cut:
             cut.append(key)
-            return 100, "0" * 64
+            return Digests(100, "0" * 64, "0" * 32)
         return real(self, key)
 
     monkeypatch.setattr(Bucket, "digest", digest)
@@ -217,6 +219,48 @@ def test_one_bad_answer_of_the_server_skips_no_version(
     report = rollback(out)
     assert (report.to, dict(report.skipped)) == (names[1], {})
     assert len(cut) == 1
+
+
+@pytest.mark.parametrize("name", ["index.faiss", "manifest.json"])
+@pytest.mark.parametrize("how", ["absent", "another page", "flipped"])
+def test_answers_that_are_not_what_is_listed_are_no_damage(
+    s3: Any, bucket: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    name: str, how: str,
+) -> None:  # fmt: skip
+    """As of a proxy with a broken copy, or a replica that lags; the object itself is sound."""
+    from whiten_index.artifacts.object_store import Bucket
+
+    out = f"s3://{bucket}/index"
+    names = made(out, tmp_path, 3)
+    real = Bucket._parts, Bucket.get
+
+    def wrong(data: bytes) -> bytes:
+        return b"<html>" if how == "another page" else data[:50] + bytes([data[50] ^ 1]) + data[51:]
+
+    def is_hit(key: str) -> bool:
+        return key.endswith(name) and names[1] in key
+
+    def parts(self: Bucket, key: str) -> Any:
+        if is_hit(key) and how == "absent":
+            raise _MissingError(key)
+        found = b"".join(map(bytes, real[0](self, key)))
+        return iter([wrong(found) if is_hit(key) else found])
+
+    def got(self: Bucket, key: str) -> Any:
+        found = real[1](self, key)
+        if not is_hit(key) or found is None:
+            return found
+        return None if how == "absent" else (wrong(found[0]), found[1])
+
+    for do in (partial(prune, out, keep=2), partial(rollback, out)):
+        machine(f"of {do.func.__name__}")
+        with monkeypatch.context() as patched:
+            patched.setattr(Bucket, "_parts", parts)
+            patched.setattr(Bucket, "get", got)
+            with pytest.raises(StorageError, match="is another object than it lists"):
+                do()
+        assert len(list_versions(out)) == 3
+    assert rollback(out).to == names[1]
 
 
 def test_a_rollback_that_a_prune_overtakes_publishes_nothing(

@@ -19,6 +19,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -59,6 +60,7 @@ from whiten_index.artifacts.object_store import (
     ANY,
     Bucket,
     ChangedError,
+    Digests,
     Stat,
     Tag,
     endpoint,
@@ -119,7 +121,7 @@ class BucketStorage(Storage):
             if not exists(path / name):
                 # Another process may remove the copy.
                 with self._downloading(path) as file, contextlib.suppress(FileNotFoundError):
-                    if self._bucket.download(f"{key}/{stamp(data)}/{name}", file):
+                    if self._download(f"{key}/{stamp(data)}/{name}", file):
                         file.replace(path / name)
 
     @override
@@ -146,7 +148,7 @@ class BucketStorage(Storage):
         # Files right below the prefix are of no store, and not worth a listing.
         listed = "/" in key
         known = not listed or key in self._listed(key)
-        found = self._bucket.get(key) if known else None
+        found = self._get(key) if known else None
         if found is None:
             if listed:
                 self._listed(key).pop(key, None)
@@ -318,10 +320,11 @@ class BucketStorage(Storage):
                 data = self.manifest(path)
                 if data is not None:
                     self._get_files(key, data, copy, names)
-                elif not self._bucket.download(key, copy):
+                elif not self._download(key, copy):
                     copy.unlink()
                 yield copy
             except (ArtifactError, FormatError) as error:
+                self._require_manifest(key, data)
                 error.args = (str(error).replace(str(copy), str(path)), *error.args[1:])
                 raise
 
@@ -332,7 +335,7 @@ class BucketStorage(Storage):
 
     def manifest(self, path: Path) -> bytes | None:
         """Return the bytes of an artifact's manifest in the bucket, None if it has none."""
-        found = self._bucket.get(f"{self._key(path)}/{MANIFEST}")
+        found = self._get(f"{self._key(path)}/{MANIFEST}")
         return None if found is None else found[0]
 
     def damaged(self, path: Path, data: bytes, *, content: bool = False) -> dict[str, str]:
@@ -347,18 +350,25 @@ class BucketStorage(Storage):
         for name, wanted in files.items():
             each = f"{stamp(data)}/{name}"
             key = self._key(path / each)
-            digest = self._bucket.digest(key) if content else known.get(key)
+            digest = self._digest(key) if content else known.get(key)
             if digest is None:
                 found[each] = "is missing"
             elif digest[0] != wanted["bytes"]:
                 found[each] = f"has {digest[0]} bytes instead of {wanted['bytes']}"
-            elif content and digest[1] != wanted["sha256"]:
+            elif isinstance(digest, Digests) and digest.sha256 != wanted["sha256"]:
+                self._require_as_stored(key, digest.md5)
                 found[each] = "does not match its checksum"
         return found
 
     def piece(self, path: Path, start: int, stop: int) -> bytes:
         """Return some bytes of an object, none without an object."""
-        return self._bucket.piece(self._key(path), start, stop)
+        key = self._key(path)
+
+        def size(piece: bytes) -> int | None:
+            listed = self._listed(key).get(key)
+            return listed.size if listed is not None and len(piece) == stop - start else None
+
+        return self._asked(key, lambda: self._bucket.piece(key, start, stop), size)
 
     def sizes(self, folder: Path) -> dict[str, int]:
         """Return the bytes of all objects below a folder, by their keys there."""
@@ -377,6 +387,77 @@ class BucketStorage(Storage):
             if area not in self._known:
                 self._known[area] = self._bucket.objects(area)
             return self._known[area]
+
+    def _get(self, key: str) -> tuple[bytes, Tag] | None:
+        def size(found: tuple[bytes, Tag] | None) -> int | None:
+            if found is None or len(found[0]) <= MANIFEST_BYTES:
+                return None if found is None else len(found[0])
+            # One that is too large was cut.
+            listed = self._listed(key).get(key)
+            return None if listed is None else listed.size
+
+        return self._asked(key, lambda: self._bucket.get(key), size)
+
+    def _download(self, key: str, path: Path) -> bool:
+        return self._asked(
+            key,
+            lambda: self._bucket.download(key, path),
+            lambda there: path.stat().st_size if there else None,
+        )
+
+    def _digest(self, key: str) -> Digests | None:
+        def size(found: Digests | None) -> int | None:
+            return None if found is None else found.size
+
+        return self._asked(key, lambda: self._bucket.digest(key), size)
+
+    def _asked(self, key: str, ask: Callable[[], A], size: Callable[[A], int | None]) -> A:
+        """Return the answer to a read whose size, None for no object, is as lists have it.
+
+        Raises:
+            StorageError: that of two tries is another: a proxy or a replica answers what is no
+                content of the object, which may be sound.
+        """
+        for _ in range(2):
+            found = ask()
+            if self._is_as_listed(key, size(found)):
+                return found
+        raise self._contradiction(key)
+
+    def _is_as_listed(self, key: str, size: int | None) -> bool:
+        # Files right below the prefix are not worth a listing.
+        listed = self._listed(key).get(key) if "/" in key else None
+        if listed is None or listed.size == size:
+            return True
+        # Another machine may have changed or removed it.
+        there = self._bucket.objects(key.rpartition("/")[0]).get(key)
+        if there is None:
+            self._listed(key).pop(key, None)
+        else:
+            self._listed(key)[key] = there
+        return size == (None if there is None else there.size)
+
+    def _require_manifest(self, key: str, data: bytes | None) -> None:
+        if data is not None and _described(data, exact=True) is None:
+            md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
+            self._require_as_stored(f"{key}/{MANIFEST}", md5)
+
+    def _require_as_stored(self, key: str, md5: str) -> None:
+        """Refuse damaged content if it is known that the server has other content.
+
+        The e-tag is the MD5 of most objects.
+        """
+        listed = self._listed(key).get(key)
+        e_tag = "" if listed is None else listed.e_tag.strip('"').lower()
+        if re.fullmatch("[0-9a-f]{32}", e_tag) and md5 != e_tag:
+            raise self._contradiction(key)
+
+    def _contradiction(self, key: str) -> StorageError:
+        return StorageError(
+            f"cannot read {self.uri}/{key}: what the server answers is another object than it "
+            "lists, as from a broken proxy or a replica that lags; try again, and keep proxies "
+            "from changing answers"
+        )
 
     def _is_known(self, key: str) -> bool:
         known = self._listed(key)
@@ -402,6 +483,7 @@ class BucketStorage(Storage):
             # One answer of a server may have been cut, or come from a proxy.
             data = self.manifest(path)
         if data is None or self.damaged(path, data):
+            self._require_manifest(key, data)
             return False
         with self._downloading(path) as temporary:
             names = [each for each in _described(data) or () if replace and exists(path / each)]
@@ -413,6 +495,9 @@ class BucketStorage(Storage):
                     files = {"files": _described(data) or {}}
                     check_files(temporary, files, content=True, names=names)
                 except ArtifactError:
+                    for name in names:
+                        md5 = _md5_of(temporary / name)
+                        self._require_as_stored(f"{key}/{stamp(data)}/{name}", md5)
                     return False
                 self._remove_copy(path)
             rename_unless_taken(temporary, path)
@@ -423,14 +508,14 @@ class BucketStorage(Storage):
         folder.mkdir()
         (folder / MANIFEST).write_bytes(data)
         for name in (_described(data) or ()) if names is None else names:
-            if not self._bucket.download(f"{key}/{stamp(data)}/{name}", folder / name):
+            if not self._download(f"{key}/{stamp(data)}/{name}", folder / name):
                 (folder / name).unlink()
                 return False
         return True
 
     def _get_file(self, key: str, path: Path) -> bool:
         with self._downloading(path) as temporary:
-            if not self._bucket.download(key, temporary):
+            if not self._download(key, temporary):
                 return False
             temporary.replace(path)
             self._note_file(key)
@@ -440,7 +525,8 @@ class BucketStorage(Storage):
         """Return whether the bucket has the same file; read it if its e-tag changed."""
         if self.is_as_copied(path):
             return True
-        if self._bucket.digest(key) != (path.stat().st_size, sha256_file(path)):
+        found = self._digest(key)
+        if found is None or found[:2] != (path.stat().st_size, sha256_file(path)):
             return False
         self._note_file(key)
         return True
@@ -516,6 +602,11 @@ def at_once(do: Callable[[A], B], each: Iterable[A]) -> list[B]:
     finally:
         # After a failure or an interrupt, the others are not waited for.
         pool.shutdown(cancel_futures=True)
+
+
+def _md5_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 def stamp(manifest: bytes) -> str:

@@ -79,6 +79,14 @@ class Stat(NamedTuple):
     modified: float = math.inf  # of what was put just now
 
 
+class Digests(NamedTuple):
+    """Size of an object, and its SHA-256 and MD5 in hexadecimal."""
+
+    size: int
+    sha256: str
+    md5: str
+
+
 class ChangedError(Exception):
     """An object is not as a conditional put requires it."""
 
@@ -166,16 +174,17 @@ class Bucket:
             return False
         return True
 
-    def digest(self, key: str) -> tuple[int, str] | None:
-        """Return size and SHA-256 of an object, None without an object."""
-        read, sha = 0, hashlib.sha256()
+    def digest(self, key: str) -> Digests | None:
+        """Return size and digests of an object, None without an object."""
+        read, sha, md5 = 0, hashlib.sha256(), hashlib.md5(usedforsecurity=False)
         try:
             for data in self._parts(key):
                 read += len(data)
                 sha.update(data)
+                md5.update(data)
         except _MissingError:
             return None
-        return read, sha.hexdigest()
+        return Digests(read, sha.hexdigest(), md5.hexdigest())
 
     def _parts(self, key: str) -> Iterator[Any]:
         """Yield an object in blocks of bounded size, whatever a list or a manifest says of it."""
