@@ -131,6 +131,18 @@ def test_a_pipe_in_the_folder_is_not_waited_for(address: str, folder: Path) -> N
         open_writer(address, "docs", make=False)
 
 
+def test_what_killed_pushes_were_uploading_goes(address: str, folder: Path) -> None:
+    with open_writer(address, "docs") as writer:
+        fill(writer, Rows.make())
+        old, new = (folder / "docs.lance" / "data" / f".tmp{name}" for name in ("old", "new"))
+        for path in (old, new):
+            path.write_bytes(b"x")
+        os.utime(old, (0, 0))
+        fill(writer, Rows.make())
+    # A new one may be of another program.
+    assert (old.exists(), new.exists()) == (False, True)
+
+
 def test_an_open_table_stays_as_it_was(address: str, folder: Path) -> None:
     old, new = Rows.make(), Rows.make(200, seed=1, k=5)
     with open_writer(address, "docs") as writer:

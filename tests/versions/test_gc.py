@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.helpers.bad_input import succeed
-from tests.helpers.builds import build, random_rows, write_rows
+from tests.helpers.bad_input import run, succeed
+from tests.helpers.builds import build, column_facts, random_rows, write_rows
 from tests.versions.upkeep import (
     World,
     add_version,
@@ -17,8 +17,9 @@ from tests.versions.upkeep import (
     new_world,
     segment_folders,
 )
-from whiten_index.artifacts.atomic import remove_folder
+from whiten_index.artifacts.atomic import make_folder, remove_folder
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
+from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusRecord
 from whiten_index.versions.compaction import compact_store
 from whiten_index.versions.gc import gc_store
@@ -212,6 +213,40 @@ def test_an_index_is_known_by_either_of_its_files(tmp_path, emptied):
         gc_store(world.place, keep_days=0)
     assert gc_store(world.place, keep_days=0, forget=[index]).segments
     assert registered(world) == []
+
+
+@pytest.mark.parametrize("name", ["corpora", "digests", "manifest.json"])
+def test_what_is_behind_a_link_to_nothing_is_not_absent(tmp_path, name):
+    """Its disk may not be mounted."""
+    world, _ = two_states(tmp_path)
+    before, path = segment_folders(world), world.store.folder / name
+    path.rename(tmp_path / "away")
+    path.symlink_to(tmp_path / "gone")
+    said = f"{name} is a link to {tmp_path}/gone, which is not"
+    for command in ("gc", "compact", "verify"):
+        status, *output = run(command, world.place)
+        assert (status, said in "".join(output)) == (7, True), (command, output)
+    assert segment_folders(world) == before
+
+
+def test_a_store_whose_making_was_killed_stops_nothing(tmp_path, monkeypatch):
+    world, _ = two_states(tmp_path)
+    made = list[Path]()
+
+    def die(path: Path) -> None:
+        make_folder(path)
+        made.append(path)
+        if len(made) == count:
+            raise KeyboardInterrupt
+
+    for count in range(1, 6):
+        made.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr("whiten_index.store.embedding_store.make_folder", die)
+            with pytest.raises(KeyboardInterrupt):
+                EmbeddingStore.create(world.place, column_facts(8, "new"), f"{count}" * 32)
+        for command in ("gc", "compact", "verify"):
+            succeed(command, world.place)
 
 
 def test_a_version_behind_a_link_stops_it_and_so_does_a_link_to_nothing(tmp_path):

@@ -180,11 +180,15 @@ def is_link(path: Path | str) -> bool:
 
 
 def list_folder(folder: Path | str, pattern: str = "*") -> list[Path]:
-    """Return the sorted paths in a folder with names like ``pattern``; none without a folder."""
+    """Return the sorted paths in a folder with names like ``pattern``; none without a folder.
+
+    A link to nothing is an error: its disk may not be mounted.
+    """
     try:
         with os.scandir(folder) as entries:
             names = sorted(entry.name for entry in entries if fnmatchcase(entry.name, pattern))
     except FileNotFoundError:
+        require_target(Path(folder))
         return []
     except OSError as error:
         raise system_error(folder, error, action="list") from error

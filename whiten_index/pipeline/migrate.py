@@ -127,6 +127,8 @@ def migrate_index(config: MigrateConfig, *, progress: Progress | None = None) ->
         _remove_bridged(base, base.store, but=kept)
         with only_writer(base.root, what="index"):
             tidy(base.root)
+        with only_writer(base.store.folder, what="store"):
+            base.store.tidy()
         return MigrateReport(config.index, name, rows, rows, finished=True, stages=stages)
     judged = None
     if config.queries is not None and config.qrels is not None:

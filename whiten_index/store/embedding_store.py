@@ -44,6 +44,7 @@ from whiten_index.artifacts.files import (
     list_folder,
     open_regular,
     reading,
+    require_target,
     resolved,
     writing,
 )
@@ -143,9 +144,11 @@ class EmbeddingStore(Segments):
         """
         store = cls(root, encoder, fingerprint)
         with writing(store.folder):
-            for name in ("segments", _DIGESTS, _ROWS, "corpora", INDEXES):
+            for name in (_DIGESTS, _ROWS, "corpora", INDEXES):
                 make_folder(store.folder / name)
-        store._record_encoder(encoder)
+            # A folder with it or with segments is a store, and lacks none of the others.
+            store._record_encoder(encoder)
+            make_folder(store.folder / "segments")
         return store
 
     def _record_encoder(self, encoder: Mapping[str, Any]) -> None:
@@ -206,6 +209,9 @@ class EmbeddingStore(Segments):
         """
         place, mirror = place_of(root)
         folders = mirror.folders(place) if fingerprint is None else [place / fingerprint]
+        if not mirror.uri:
+            for each in folders:
+                require_target(each / manifest.MANIFEST)
         folders = [each for each in folders if mirror.holds(each / manifest.MANIFEST)]
         if not folders:
             raise ArtifactError(
@@ -396,6 +402,8 @@ class EmbeddingStore(Segments):
     def _checked_bytes(self, path: Path) -> bytes | None:
         """Return the content that a file is named by, None where it is missing or damaged."""
         self.mirror.fetch(path)
+        # A disk that is not mounted is no absence.
+        require_target(path.parent)
         data = _content(path)
         if data is not None and _digest(data) == path.stem:
             return data

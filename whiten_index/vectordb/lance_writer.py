@@ -18,6 +18,7 @@ later.
 import importlib
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -31,7 +32,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from whiten_index.artifacts.files import size_of
+from whiten_index.artifacts.atomic import discard
+from whiten_index.artifacts.files import list_folder, size_of
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError, DatabaseError, first_line
 from whiten_index.vectordb.database_writer import DatabaseWriter, Find, Hit, Stored, taken_over
@@ -59,6 +61,7 @@ _SMALL_FILES = 10
 # The engine warns if no age is given.
 _NO_AGE = timedelta(milliseconds=1)
 _ALL_DAYS = 36_500
+_PARTS, _DAY = ("data", "_transactions", "_versions"), 86_400
 
 
 class LanceWriter(DatabaseWriter):
@@ -278,6 +281,13 @@ class LanceWriter(DatabaseWriter):
         # The engine refuses to drop a version that a user tagged.
         days = _ALL_DAYS if handle.tags.list() else self._options.keep_days
         handle.optimize(cleanup_older_than=max(timedelta(days=days), _NO_AGE))
+        # What a killed writer was uploading the engine leaves; a day old, it is nobody's.
+        folder = Path(self._local or "", f"{handle.name}.lance")
+        for name in _PARTS if self._local else ():
+            for each in list_folder(folder / name, ".tmp*"):
+                with suppress(FileNotFoundError):
+                    if time.time() - each.lstat().st_mtime > _DAY:
+                        discard(each)
 
     def _complete_swap(self, pushed: PushedTable) -> None:
         published = self._require(pending=False)

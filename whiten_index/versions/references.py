@@ -21,7 +21,7 @@ from whiten_index.artifacts.storage import LOCAL, Place, Storage, settled
 from whiten_index.corpus.batches import DIGEST_BYTES
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
 from whiten_index.paths import cut, is_uri
-from whiten_index.store.embedding_store import EmbeddingStore, model_place
+from whiten_index.store.embedding_store import EmbeddingStore, encoder_folders, model_place
 from whiten_index.store.notes import RegisteredIndex
 from whiten_index.store.records import CorpusRecord
 from whiten_index.versions.published import (
@@ -322,6 +322,9 @@ def open_store(
         try:
             return EmbeddingStore.open(place, fingerprint=encoder, verify=verify)
         except ArtifactError as error:
+            if encoder in (folder.name for folder in encoder_folders(place)):
+                # It is there, and what is wrong with it says what to do.
+                raise
             reason = error
     raise ArtifactError(
         f"{reader} reads the store of raw embeddings of encoder {encoder[:8]}, and there is none "

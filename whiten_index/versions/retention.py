@@ -200,6 +200,7 @@ def rollback(
     tag = mirror.latest(folder / CURRENT)
     _require_index(folder, mirror)
     with only_writer(folder, what="index"):
+        tidy(folder)
         skipped = dict[str, str]()
         left = read_current(folder) if to is None else current_or_none(folder)
         if left is not None:
