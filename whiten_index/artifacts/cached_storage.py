@@ -365,7 +365,7 @@ class BucketStorage(Storage):
         key = self._key(path)
 
         def size(piece: bytes) -> int | None:
-            listed = self._listed(key).get(key)
+            listed = self._stat(key)
             return listed.size if listed is not None and len(piece) == stop - start else None
 
         return self._asked(key, lambda: self._bucket.piece(key, start, stop), size)
@@ -393,7 +393,7 @@ class BucketStorage(Storage):
             if found is None or len(found[0]) <= MANIFEST_BYTES:
                 return None if found is None else len(found[0])
             # One that is too large was cut.
-            listed = self._listed(key).get(key)
+            listed = self._stat(key)
             return None if listed is None else listed.size
 
         return self._asked(key, lambda: self._bucket.get(key), size)
@@ -424,9 +424,12 @@ class BucketStorage(Storage):
                 return found
         raise self._contradiction(key)
 
+    def _stat(self, key: str) -> Stat | None:
+        """Return what is listed of an object; those right below the prefix are not worth it."""
+        return self._listed(key).get(key) if "/" in key else None
+
     def _is_as_listed(self, key: str, size: int | None) -> bool:
-        # Files right below the prefix are not worth a listing.
-        listed = self._listed(key).get(key) if "/" in key else None
+        listed = self._stat(key)
         if listed is None or listed.size == size:
             return True
         # Another machine may have changed or removed it.
@@ -447,7 +450,7 @@ class BucketStorage(Storage):
 
         The e-tag is the MD5 of most objects.
         """
-        listed = self._listed(key).get(key)
+        listed = self._stat(key)
         e_tag = "" if listed is None else listed.e_tag.strip('"').lower()
         if re.fullmatch("[0-9a-f]{32}", e_tag) and md5 != e_tag:
             raise self._contradiction(key)
