@@ -12,7 +12,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.limits import LimitError, check_expanded
-from whiten_index.corpus.arrow_types import read_documents, times_as_numbers, unpacked_bytes
+from whiten_index.corpus.arrow_types import (
+    read_documents,
+    times_as_numbers,
+    times_of,
+    unpacked_bytes,
+)
 from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.corpus.row_filter import RowFilter
 from whiten_index.errors import ArtifactError, ConfigError, CorpusError, NotFoundError, first_line
@@ -25,6 +30,7 @@ from whiten_index.store.segments import REMEDY
 _REMEMBERED = 4
 # Ids that are looked up at once.
 _IDS_AT_ONCE = 1 << 20
+_CUT = pa.time64("ns")
 
 
 def write_documents(path: Path, tables: Iterable[pa.Table]) -> None:
@@ -80,6 +86,7 @@ class Documents:
         self._starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)])
         # Their chunks are found in less time than a batch is searched for here.
         self._columns = dict(zip(table.column_names, table.columns, strict=True))
+        self._cut = {n for n, each in self._columns.items() if _CUT in times_of(each.type)}
         self.columns = tuple(name for name in self._columns if name != ID)
         # Of the batches and not of this object, which would keep itself, and the map, alive.
         selected = functools.partial(_selected, self._batches)
@@ -97,9 +104,10 @@ class Documents:
         """Return the id and the kept columns of a row.
 
         Dates and times that Python does not know come as the numbers that Arrow keeps: those after
-        the year 9999, in an unknown zone or, without pandas, of parts of a microsecond.
+        the year 9999, in an unknown zone, times of day of parts of a microsecond and, without
+        pandas, all others of such parts.
         """
-        return {name: _as_python(column, row) for name, column in self._columns.items()}
+        return {n: _as_python(each, row, cut=n in self._cut) for n, each in self._columns.items()}
 
     def ids(self, rows: Sequence[int]) -> list[str | int]:
         """Return the ids of rows."""
@@ -176,11 +184,13 @@ class Documents:
         return self._selected(row_filter.text)
 
 
-def _as_python(column: pa.ChunkedArray, row: int) -> Any:
-    try:
-        return column[row].as_py()
-    except (OverflowError, ValueError):
-        return times_as_numbers(column.slice(row, 1).combine_chunks())[0].as_py()
+def _as_python(column: pa.ChunkedArray, row: int, *, cut: bool) -> Any:
+    with contextlib.suppress(OverflowError, ValueError):
+        value = column[row].as_py()
+        # Python cuts a time of day to microseconds.
+        if not cut or pa.scalar(value, column.type).equals(column[row]):
+            return value
+    return times_as_numbers(column.slice(row, 1).combine_chunks())[0].as_py()
 
 
 def _selected(batches: list[pa.RecordBatch], text: str) -> Selection:
