@@ -45,18 +45,22 @@ from tests.vectordb.test_milvus import (  # noqa: F401
     test_long_ids,
     test_users_query_by_the_alias_and_filter_by_kept_columns,
 )
-from tests.vectordb.test_writers import (  # noqa: F401
-    Backend,
+from tests.vectordb.writers.engines import Backend
+from tests.vectordb.writers.test_writer_changes import (  # noqa: F401
     test_changes_that_fail,
+    test_of_two_changes_one_alone_ends,
+)
+from tests.vectordb.writers.test_writer_pushes import (  # noqa: F401
+    test_of_two_pushes_one_alone_goes_on,
+    test_users_see_the_old_rows_and_metadata_until_the_swap,
+)
+from tests.vectordb.writers.test_writer_rows import (  # noqa: F401
     test_few_rows_and_none,
     test_ids_may_be_any_text,
     test_kept_columns_of_every_type,
     test_many_real_vectors,
-    test_of_two_changes_one_alone_ends,
-    test_of_two_pushes_one_alone_goes_on,
     test_passages_have_keys_of_two_columns,
     test_rows_come_back_and_are_found,
-    test_users_see_the_old_rows_and_metadata_until_the_swap,
 )
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb import milvus_writer
