@@ -3,6 +3,7 @@
 import itertools
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,31 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
     go("first")
     return go
+
+
+Overtaken = Callable[[Any, str, Callable[[], Any]], AbstractContextManager[None]]
+
+
+@pytest.fixture
+def overtaken(machine: Machine) -> Overtaken:
+    """Return ``overtaken(room, name, work)``: before a function is called first, another works."""
+
+    @contextmanager
+    def before(room: Any, name: str, work: Callable[[], Any]) -> Iterator[None]:
+        real = getattr(room, name)
+
+        def called(*arguments: Any, **options: Any) -> Any:
+            patch.undo()
+            machine("second")
+            work()
+            machine("first")
+            return real(*arguments, **options)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(room, name, called)
+            yield
+
+    return before
 
 
 @pytest.fixture

@@ -72,25 +72,16 @@ def tags(s3: Any, bucket: str) -> dict[str, str]:
     return {key: s3.head_object(Bucket=bucket, Key=key)["ETag"] for key in keys(s3, bucket)}
 
 
-def test_the_same_build_on_two_machines_at_once(s3, bucket, machine, tmp_path, monkeypatch):
+def test_the_same_build_on_two_machines_at_once(s3, bucket, machine, tmp_path, overtaken):
     """Both make a version of one name, of files that differ: what is published is one of them."""
     from whiten_index.pipeline import build as room
 
     # A file that changed just now is read again, and then noted as read.
     os.utime(corpus := corpus_file(tmp_path / "c.parquet"), (1e9, 1e9))
     out = f"s3://{bucket}/index"
-    real, second = room.write_files, []
-
-    def overtaken(*arguments: Any) -> Any:
-        if not second:
-            second.append(None)
-            machine("second")
-            second[0] = build(corpus, out=out)
-            machine("first")
-        return real(*arguments)
-
-    monkeypatch.setattr(room, "write_files", overtaken)
-    first = build(corpus, out=out)
+    second = []
+    with overtaken(room, "write_files", lambda: second.append(build(corpus, out=out))):
+        first = build(corpus, out=out)
     # The second one's, whose seconds are other ones.
     assert first.manifest == second[0].manifest
     before = tags(s3, bucket)

@@ -121,7 +121,7 @@ def test_what_is_damaged_or_gone_is_encoded_again(s3, bucket, store, machine, tm
     np.testing.assert_array_equal(rows_of(store, report), random_rows(0, rows=SHARDS * ROWS))
 
 
-def test_a_sweep_goes_on_on_another_machine(bucket, s3, machine, tmp_path):
+def test_a_sweep_goes_on_on_another_machine(bucket, s3, machine, tmp_path, overtaken):
     out = f"s3://{bucket}/swept"
     wish = {"corpus": (corpus_file(tmp_path / "c.parquet"),), "embedding_column": "embedding"}
 
@@ -129,17 +129,13 @@ def test_a_sweep_goes_on_on_another_machine(bucket, s3, machine, tmp_path):
         config = sweep_run.SweepConfig(**wish, out=out, widths="4", indexes="flat", codecs=codecs)
         return sweep_run.run_sweep(config)
 
-    def overtaken(*arguments: Any) -> Any:
-        patch.undo()
-        machine("second")
-        assert swept("fp32,sq8").found == first.measured
-        machine("first")
-        return measure(*arguments)
-
-    first, measure, patch = swept("fp32"), sweep_run.measure_points, pytest.MonkeyPatch()
-    patch.setattr(sweep_run, "measure_points", overtaken)
-    with pytest.raises(BusyError, match=f"{out} was changed"):
+    first, found = swept("fp32"), list[int]()
+    with (
+        overtaken(sweep_run, "measure_points", lambda: found.append(swept("fp32,sq8").found)),
+        pytest.raises(BusyError, match=f"{out} was changed"),
+    ):
         swept("sq6")
+    assert found == [first.measured]
     machine("third")
     assert (swept("fp32,sq8").runs, swept("fp32,sq8").measured) == (first.runs, 0)
     assert succeed("report", out) == f"{out}/report.html\n"

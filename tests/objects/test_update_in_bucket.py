@@ -74,26 +74,18 @@ def made(out: str, folder: Path, number: int) -> list[str]:
     return names
 
 
-def test_of_two_updates_at_once_one_is_published(s3, bucket, machine, tmp_path, monkeypatch):
+def test_of_two_updates_at_once_one_is_published(s3, bucket, machine, tmp_path, overtaken):
     from whiten_index.pipeline import update as room
 
     corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
     build(corpus, out=out)
     other = corpus_file(tmp_path / "d.parquet", shards=SHARDS + 2)
     corpus_file(tmp_path / "c.parquet", shards=SHARDS + 1)
-    real, second = room.write_files, list[Any]()
-    meanwhile: list[Any] = [lambda: update(out, corpus=(other,))]
-
-    def overtaken(*arguments: Any) -> Any:
-        if meanwhile:
-            make = meanwhile.pop()
-            machine("second")
-            second.append(make())
-            machine("first")
-        return real(*arguments)
-
-    monkeypatch.setattr(room, "write_files", overtaken)
-    with pytest.raises(BusyError, match="was changed by another"):
+    second = list[Any]()
+    with (
+        overtaken(room, "write_files", lambda: second.append(update(out, corpus=(other,)))),
+        pytest.raises(BusyError, match="was changed by another"),
+    ):
         update(out)
     machine("third")
     assert open_index(out).bundle.manifest["version"] == second[0].version
@@ -102,8 +94,8 @@ def test_of_two_updates_at_once_one_is_published(s3, bucket, machine, tmp_path, 
     with pytest.raises(GateError, match="would publish 40 in their place"):
         build(corpus, out=out, limit=40)
     # One that makes what a build has published meanwhile succeeds.
-    meanwhile.append(lambda: build(corpus, out=out))
-    done = update_index(UpdateConfig(index=out, corpus=(corpus,), refit="always"))
+    with overtaken(room, "write_files", lambda: second.append(build(corpus, out=out))):
+        done = update_index(UpdateConfig(index=out, corpus=(corpus,), refit="always"))
     assert done.version == second[1].version
     assert (done.to_json()["rows"]["deleted"] > 0, done.to_json()["gates"]) == (True, [])
 
@@ -264,23 +256,19 @@ def test_answers_that_are_not_what_is_listed_are_no_damage(
 
 
 def test_a_rollback_that_a_prune_overtakes_publishes_nothing(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    s3: Any, bucket: str, machine: Any, tmp_path: Path, overtaken: Any
 ) -> None:
     from whiten_index.versions import retention as room
 
     out = f"s3://{bucket}/index"
     first = build(corpus_file(tmp_path / "c.parquet"), out=out).version
     corpus_file(tmp_path / "c.parquet", shards=SHARDS + 1)
-    second, real = update(out).version, room.set_current
-
-    def overtaken(*arguments: Any, **options: Any) -> None:
-        machine("second")
-        assert prune(out, keep=1).removed == (first,)
-        machine("first")
-        real(*arguments, **options)
-
-    monkeypatch.setattr(room, "set_current", overtaken)
-    with pytest.raises(BusyError):
+    second, removed = update(out).version, list[Any]()
+    with (
+        overtaken(room, "set_current", lambda: removed.append(prune(out, keep=1).removed)),
+        pytest.raises(BusyError),
+    ):
         rollback(out)
+    assert removed == [(first,)]
     machine("third")
     assert open_index(out).bundle.manifest["version"] == second

@@ -251,17 +251,16 @@ def published(s3: Any, bucket: str) -> dict[str, bytes]:
     }
 
 
-def test_gc_beside_a_build_on_another_machine(s3, bucket, machine, tmp_path, monkeypatch):
+def test_gc_beside_a_build_on_another_machine(s3, bucket, machine, tmp_path, overtaken):
     """It waits for a live one, and from one that is not heard of it takes the right to publish."""
     from whiten_index.pipeline import build as room
 
     out = f"s3://{bucket}/index"
     nights(tmp_path, out)
     first = corpus_of_night(tmp_path / "c.parquet", 3)
-    real, current = room.write_files, []
+    current = []
 
-    def overtaken(*arguments: Any) -> Any:
-        machine("second")
+    def upkeep() -> None:
         for command in (GC, ("compact",)):
             fails(6, "is in use by process", *command, out)
         assert len(marks(s3, bucket)) == 1
@@ -272,14 +271,13 @@ def test_gc_beside_a_build_on_another_machine(s3, bucket, machine, tmp_path, mon
         update_index(UpdateConfig(index=out, corpus=(second,), refit="never"))
         assert json.loads(succeed(*GC, out))["segments"] > 0
         current.append(published(s3, bucket))
-        machine("first")
-        return real(*arguments)
 
     second = corpus_of_night(tmp_path / "d.parquet", 1)
-    with monkeypatch.context() as patch:
-        patch.setattr(room, "write_files", overtaken)
-        with pytest.raises(BusyError, match="not heard of for 10 minutes"):
-            build(first, out=out, force=True)
+    with (
+        overtaken(room, "write_files", upkeep),
+        pytest.raises(BusyError, match="not heard of for 10 minutes"),
+    ):
+        build(first, out=out, force=True)
     assert published(s3, bucket) == current[0]
     build(first, out=out)
     machine("third")
@@ -288,21 +286,17 @@ def test_gc_beside_a_build_on_another_machine(s3, bucket, machine, tmp_path, mon
 
 
 def test_gc_beside_a_first_build_that_is_about_to_publish(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    s3: Any, bucket: str, tmp_path: Path, overtaken: Any
 ) -> None:
-    out, real = f"s3://{bucket}/index", published_room.put_current
+    out = f"s3://{bucket}/index"
     corpus = corpus_of_night(tmp_path / "c.parquet", 0)
     columns = ("--embedding-column", "embedding", "--id-column", "id")
 
-    def overtaken(*arguments: Any) -> None:
-        machine("second")
+    def collect() -> None:
         age(bucket)
         succeed(*GC, f"{out}/store")
-        machine("first")
-        real(*arguments)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(published_room, "put_current", overtaken)
+    with overtaken(published_room, "put_current", collect):
         status, _, said = run("build", corpus, *columns, "--out", out)
     assert (status, "not heard of for 10 minutes" in said) == (6, True), said
     assert not published(s3, bucket)
@@ -315,34 +309,28 @@ def test_gc_beside_a_first_build_that_is_about_to_publish(
     [(gc_room, "_needed_segments", 0), (references_room, "index_references", 3)],
     ids=["rows of before", "new rows, which are no damage"],
 )
-def test_a_build_beside_gc_on_another_machine(
-    s3, bucket, machine, tmp_path, monkeypatch, room, step, night
-):
+def test_a_build_beside_gc_on_another_machine(s3, bucket, tmp_path, overtaken, room, step, night):
     """It does not begin; and a gc that is not heard of removes nothing more."""
-    out, real = f"s3://{bucket}/index", getattr(room, step)
+    out = f"s3://{bucket}/index"
     nights(tmp_path, out)
     succeed("prune", out, "--keep", 1)
     corpus = corpus_of_night(tmp_path / "c.parquet", night)
     there = store_keys(s3, bucket)
 
-    def overtaken(*arguments: Any) -> Any:
-        machine("second")
+    def build_there() -> None:
         with pytest.raises(BusyError, match="is in use by process"):
             build(corpus, out=out)
         age(bucket)
         build(corpus, out=out)
-        machine("first")
-        return real(*arguments)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(room, step, overtaken)
+    with overtaken(room, step, build_there):
         status, _, said = run(*GC, out)
     assert (status, "not heard of for 10 minutes" in said) == (6, True), said
     assert set(store_keys(s3, bucket)) >= set(there)
     succeed("verify", out)
 
 
-def test_a_store_in_a_folder_of_an_index_in_a_bucket(s3, bucket, machine, tmp_path, monkeypatch):
+def test_a_store_in_a_folder_of_an_index_in_a_bucket(s3, bucket, tmp_path, monkeypatch, overtaken):
     from whiten_index.pipeline import build as room
 
     store, out = tmp_path / "store", f"s3://{bucket}/index"
@@ -356,17 +344,9 @@ def test_a_store_in_a_folder_of_an_index_in_a_bucket(s3, bucket, machine, tmp_pa
     with monkeypatch.context() as patch:
         patch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
         assert run("gc", store, "--forget", out)[0] == 7
-    real = room.write_files
-
-    def overtaken(*arguments: Any) -> Any:
-        # On another machine that has the folder, locks of this one are not seen.
-        machine("second")
-        assert run(*GC, store)[0] == 6
-        machine("first")
-        return real(*arguments)
-
-    monkeypatch.setattr(room, "write_files", overtaken)
-    build(corpus_of_night(tmp_path / "c.parquet", 0), out=out, store=str(store))
+    # On another machine that has the folder, locks of this one are not seen.
+    with overtaken(room, "write_files", lambda: fails(6, "", *GC, store)):
+        build(corpus_of_night(tmp_path / "c.parquet", 0), out=out, store=str(store))
     for key in keys(s3, bucket, "index/"):
         s3.delete_object(Bucket=bucket, Key=key)
     fails(5, f"{out}, an index built from", *GC, store)
