@@ -85,7 +85,6 @@ class BucketStorage(Storage):
     """A prefix in a bucket, with a cache in ``folder``; pickled, it keeps its URI only."""
 
     def __init__(self, uri: str) -> None:
-        """Take the URI, without a request to the server."""
         self._bucket = Bucket(uri)
         self.uri = self._bucket.uri
         self.folder = _made_cache(self.uri)
@@ -550,7 +549,6 @@ class BucketStorage(Storage):
                 yield temporary / path.name
 
     def _remove_copy(self, path: Path) -> None:
-        """Remove a copy, in one step for every reader."""
         if not exists(path):
             return
         with self._downloading(path) as aside, contextlib.suppress(FileNotFoundError):
@@ -618,7 +616,6 @@ def stamp(manifest: bytes) -> str:
 
 
 def _content(path: Path) -> bytes | None:
-    """Return the bytes of a small file of a copy, None if it is missing or too long."""
     try:
         with reading(path):
             return read_bytes(path, limit=MANIFEST_BYTES)

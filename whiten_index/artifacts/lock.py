@@ -168,7 +168,6 @@ class _Mark:
         return json.dumps({**self._owner, "put": time.time_ns()}).encode()
 
     def require(self) -> None:
-        """Put the mark again; raise ``BusyError`` if it was taken."""
         with self._putting:
             found = self.bucket.get(self.key)
             if found is not None and found[0] != _TAKEN:
@@ -182,7 +181,6 @@ class _Mark:
         )
 
     def keep_until(self, ended: threading.Event) -> None:
-        """Put the mark again every minute."""
         while not ended.wait(_EVERY):
             # What needs the mark asks for it, and fails there.
             with contextlib.suppress(BusyError, StorageError):

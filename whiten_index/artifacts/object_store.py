@@ -95,7 +95,6 @@ class Bucket:
     """Objects below a prefix in a bucket; keys are relative to it."""
 
     def __init__(self, uri: str) -> None:
-        """Take the URI, without a request to the server."""
         require_plain_environment()
         for name in _IN_HEADERS:
             if not re.fullmatch("[ -~]*", os.environ.get(name, "")):

@@ -317,7 +317,6 @@ class ParquetCorpus:
             )
 
     def _find_dim(self) -> int:
-        """Return the width of the first embedding that is not null."""
         column = self.config.embedding_column
         assert column is not None
         seen = kept = 0

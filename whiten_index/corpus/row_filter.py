@@ -317,7 +317,6 @@ def _rounded(value: Any, column: pa.DataType | None) -> Any:
 
 
 def _type_of(node: ast.expr, types: _Types) -> pa.DataType | None:
-    """Return the type of a column's values, None for a literal."""
     name = _column_name(node)
     kind = None if name is None else types.get(name)
     return kind.value_type if kind is not None and pa.types.is_dictionary(kind) else kind

@@ -352,7 +352,6 @@ def _files_of(source: str) -> "list[SourceFile]":
 
 
 def _split_glob(source: str) -> tuple[str, str]:
-    """Split a source before the first path segment with a wildcard."""
     # A question mark in a URI begins its options.
     wildcards = "*[" if "://" in source else "*?["
     first = next((i for i, character in enumerate(source) if character in wildcards), None)
@@ -581,7 +580,6 @@ def _identify(filesystem: Any, path: str) -> Identity:
 
 
 def _look(filesystem: Any, path: str) -> Any:
-    """Return the facts of a path, or raise ``FileNotFoundError``."""
     info = filesystem.get_file_info(path)
     if info.type == pafs.FileType.NotFound:
         raise FileNotFoundError(path)

@@ -89,8 +89,6 @@ class _Worker:
 
 @dataclass(eq=False)
 class _Handle:
-    """A worker as the driver sees it."""
-
     actor: Any  # Ray's handle
     node: str = ""  # machine, empty until it is ready
     load: int = 0  # items that it holds
@@ -107,8 +105,6 @@ class _Task:
 
 @dataclass
 class _Run:
-    """One pass over items."""
-
     fresh: Iterator[tuple[int, Any]]  # items in order, drawn as they are needed
     suspects: deque[_Task] = field(default_factory=deque)  # tasks whose worker died
     # Reference of a result -> worker and task.
@@ -307,7 +303,6 @@ class RayExecutor(Executor):
         self._starting[actor.check.remote(_SOFTWARE, self._check)] = _Handle(actor)
 
     def _grow(self) -> None:
-        """Start workers for machines that joined."""
         wanted = self._room(self._cpus) if self._workers is None else self._workers
         there = len(self._ready) + len(self._starting) + len(self._refused)
         if self._failed_starts < _FAILED_STARTS:
@@ -463,7 +458,6 @@ def _init(ray: Any, address: str, **options: Any) -> None:
 
 
 def _init_local(ray: Any) -> None:
-    """Start a cluster that only this process can use."""
     # Every process that reaches its ports can run code, so it has its own token and an address of
     # loopback. For 127.0.0.1 Ray would take the address that other machines see.
     if "RAY_AUTH_TOKEN" not in os.environ:

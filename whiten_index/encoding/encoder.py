@@ -67,7 +67,6 @@ class Encoder(BatchEncoder):
         self._threads = InferenceThreads(self.device, config.threads, alone=not self.pads)
 
     def _load_model(self, spec: EncoderSpec, folder: ModelFolder, backend: BackendName) -> Any:
-        """Load the model, choose how it runs, and return its tokenizer."""
         on_cpu = self.device.type == "cpu"
         if backend == "openvino" and not on_cpu:
             raise ConfigError(

@@ -102,7 +102,6 @@ def _copy(file: Path, folder: Path, model: ModelFolder) -> None:
 
 
 def _write_modules(path: Path, modules: Sequence[Module], model: ModelFolder) -> None:
-    """Write ``modules.json``, and a folder for each module but the Transformer, which is first."""
     listed = [{"idx": 0, "name": "0", "path": "", "type": f"{_HOME}Transformer"}]
     for number, module in enumerate(modules, start=1):
         name = f"{number}_{module.kind}"

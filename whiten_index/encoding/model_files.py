@@ -95,7 +95,6 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _with_parts(files: Sequence[Path], folder: Path) -> list[Path]:
-    """Return files of weights with those that an index of parts names."""
     parts = {
         inside(folder, name)
         for index in list_folder(folder, "*.index.json")
@@ -411,7 +410,6 @@ class Hub:
         )
 
     def _explained(self, error: Exception) -> WhitenIndexError:
-        """Return the error to raise for one of the hub's client, with the remedy."""
         from huggingface_hub import constants, errors
 
         hub, cache = constants.ENDPOINT, constants.HF_HUB_CACHE

@@ -212,7 +212,6 @@ class ModelFolder:
         )
 
     def _digests(self, folder: Path, paths: Iterable[Path]) -> dict[str, Any]:
-        """Return the digests of files by their names below a folder."""
         return {
             path.relative_to(folder).as_posix(): files_sha256(
                 [path], name=self.name, folder=folder, what="files"
@@ -325,7 +324,6 @@ def _quantized(config: Mapping[str, Any]) -> bool:
 def _place(
     name: str, revision: str | None, *, local_files_only: bool, onnx: bool
 ) -> tuple[Path, str | None]:
-    """Return a model's folder, and its commit or EMBEDDED."""
     if name and revision is None and is_folder(local := at_home(name)):
         return local.absolute(), None
     hub_name, otherwise = name, ""

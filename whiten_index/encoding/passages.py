@@ -106,7 +106,6 @@ class PassageSplitter:
         return too_many
 
     def _offsets(self, texts: list[str]) -> list[list[Span]]:
-        """Return the (start, end) of each text's tokens in the text as it was given."""
         lowered = [self._lowered(text) for text in texts]
         for row, text in enumerate(texts):
             # A few letters become two, of which the first takes their place.

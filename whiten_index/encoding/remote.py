@@ -76,27 +76,23 @@ class _Gate:
         self._held = threading.local()
 
     def admit(self) -> None:
-        """Wait until another request can be worked on."""
         with self._changed:
             self._changed.wait_for(lambda: self._at_work < self.limit + _BUILT_AHEAD)
             self._at_work += 1
 
     def finish(self) -> None:
-        """Count a request that is no longer worked on."""
         self.leave()
         with self._changed:
             self._at_work -= 1
             self._changed.notify_all()
 
     def enter(self) -> None:
-        """Wait for a place in flight."""
         with self._changed:
             self._changed.wait_for(lambda: self._in_flight < self.limit)
             self._in_flight += 1
         self._held.place, self._held.since = True, time.monotonic()
 
     def leave(self) -> None:
-        """Give the place back, if this thread holds one."""
         if getattr(self._held, "place", False):
             self._held.place = False
             with self._changed:
@@ -294,7 +290,6 @@ class RemoteEncoder(WindowEncoder):
         )
 
     def _cut(self, texts: Sequence[str], start: int) -> slice:
-        """Return the rows of the next request."""
         stop, room = start, _MOST_TOKENS / self.meter.a_byte
         while stop < min(start + self._most_texts, len(texts)):
             room -= _size(texts[stop])

@@ -35,7 +35,6 @@ class StaticEncoder(Encoder):
     _inputs, _products = "end to end", "rows of a table"
 
     def _load_model(self, spec: EncoderSpec, folder: ModelFolder, backend: BackendName) -> Any:
-        """Load the table, and return a tokenizer."""
         if spec.pooling != "mean" or spec.dtype != "float32" or backend != "torch":
             raise ConfigError(
                 f"{spec.model} is a static model, which adds rows of a table: leave out --pooling, "

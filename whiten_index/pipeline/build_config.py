@@ -130,7 +130,6 @@ class BuildConfig(BuildOptions):
         return replace(self, similarity="dot" if wanted == "dot" and not unit else "cosine")
 
     def _part(self, made: type[_Part], **given: Any) -> _Part:
-        """Return a part of the options, whose fields have the same names."""
         names = made.__dataclass_fields__.keys() - given.keys()  # type: ignore[attr-defined]
         return made(**{name: getattr(self, name) for name in names}, **given)
 

@@ -107,7 +107,6 @@ class StoredRows:
     """Documents of parts that are in a store; a part is read whenever its documents are needed."""
 
     def __init__(self, store: EmbeddingStore, parts: Iterable[CorpusPart]) -> None:
-        """Take the parts, of which some may have no documents."""
         self.store, self.parts = store, [part for part in parts if part.rows]
 
     def __iter__(self) -> Iterator[Documents]:

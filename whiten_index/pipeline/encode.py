@@ -291,7 +291,6 @@ def _window_results(
 
 
 def _partial_failure(corpus: ParquetCorpus, failed: Sequence[Failure]) -> PartialFailureError:
-    """Return the error that names all failed shards, in the order of the corpus."""
     items = []
     places = {shard: place for place, shard in enumerate(corpus.shards)}
     for failure in sorted(failed, key=lambda each: places[each.item[0]]):
@@ -350,7 +349,6 @@ def _record(
 
 
 def _open_store(config: BuildConfig, stages: Stages, executor: Executor) -> EncodeReport:
-    """Return the store as it is, once its embeddings are checked."""
     options = [each for each in options_of(BuildConfig) if each.name in _READING]
     given = [each.flag for each in options if getattr(config, each.name)]
     if given:

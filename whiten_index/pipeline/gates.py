@@ -229,7 +229,6 @@ class _Trial:
         return gate
 
     def _search(self, gate: Gate, rows: Rows, canaries: CanaryFile | None) -> None:
-        """Search by all canaries, and add figures and faults to the gate."""
         store, record, stages = self.encoded.store, self.encoded.record, self.encoded.stages
         queries, count = CorpusEmbeddings(store, record).at(rows), len(rows)
         if canaries is not None:

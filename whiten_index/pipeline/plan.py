@@ -239,7 +239,6 @@ def _documents_cut(config: BuildConfig, rows: int) -> int:
 
 
 def _utf8_bytes(config: BuildConfig, texts: Sequence[str]) -> int:
-    """Return the bytes of texts that an API would encode."""
     return sum(len(text.encode()) for text in texts) if config.remote else 0
 
 
@@ -251,7 +250,6 @@ def _charge(work: ShardWork, size: int) -> dict[str, float | None]:
 
 
 def _expected_width(config: BuildConfig, *, rows: int, dim: int) -> tuple[int, bool]:
-    """Return k and whether it is settled; else it is the widest there can be."""
     if config.k is not None or not config.chooses:
         k = config.whitening_config().width(dim)
         if k is not None:

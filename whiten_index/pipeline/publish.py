@@ -141,7 +141,6 @@ def version_identity(
 
 
 def _factory_identity(plan: IndexPlan, k: int) -> dict[str, Any]:
-    """Return the settings that show in an index."""
     inner = inner_index(plan.built, k)
     tuned = has_parameters(inner) or plan.rerank is not None
     return {

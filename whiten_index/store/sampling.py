@@ -54,7 +54,6 @@ class CorpusEmbeddings:
     def __init__(
         self, store: "EmbeddingStore", record: CorpusRecord, subset: NDArray[np.int64] | None = None
     ) -> None:
-        """Take the corpus and the store of its parts, and a subset (n,) of rising row numbers."""
         self._store, self._record, self._subset = store, record, subset
         self.rows: int = record.rows if subset is None else len(subset)
         self._starts = row_starts(record)

@@ -177,7 +177,6 @@ class Segments:
             ) from error
 
     def _is_here(self, name: str) -> bool:
-        """Return whether the embeddings of a segment are on this machine, if there are any."""
         return not self.mirror.uri or exists(self.segments_folder / name / EMBEDDINGS)
 
     def check_segment(self, folder: Path, fields: SegmentManifest, *, content: bool) -> None:

@@ -124,8 +124,6 @@ def run(
 
 
 class _State:
-    """All that changes from step to step."""
-
     def __init__(self, config: TrainingConfig, model: ContrastiveModel) -> None:
         gpu = config.device != "cpu" and torch.cuda.is_available()
         self._device = torch.device("cuda" if gpu else "cpu")
@@ -140,7 +138,6 @@ class _State:
 
     @property
     def best_row(self) -> Mapping[str, float] | None:
-        """The first row of the curves with the best score."""
         scored = (row for row in self.curves if row["step"] and row.get(BEST, math.nan) > -math.inf)
         return max(scored, key=lambda row: row[BEST], default=None)
 

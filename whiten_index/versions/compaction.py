@@ -107,7 +107,6 @@ def _size(store: EmbeddingStore) -> Counter[str]:
 
 
 def _compact(store: EmbeddingStore, wanted: NDArray[np.uint8], segment_rows: int) -> Counter[str]:
-    """Join segments once; return what was done."""
     # No copy of a row goes that another may have to stand in for.
     store.mirror.fetch_all(store.segments_folder / name for name in store.segment_names())
     index = store.index(verify=True)
@@ -160,7 +159,6 @@ def _to_join(found: list[Segment], used: NDArray[np.int64], segment_rows: int) -
 
 
 def _write_joined(store: EmbeddingStore, names: tuple[str, ...], places: NDArray[np.int32]) -> str:
-    """Write rows, given by the number of a segment and the row there; return the segment."""
     tensors = dict[str, NDArray[Any]]()
     for what in ("embeddings", "digests", "truncated"):
         for number in np.unique(places[0]):

@@ -159,8 +159,6 @@ _Remedy = str | Callable[[], str]
 
 
 class _Check:
-    """One look at the files of a place."""
-
     def __init__(self, root: Place) -> None:
         self.root, self.mirror = root, place_of(root)[1]
         self.checked, self.bytes = Counter[str](), 0
@@ -270,7 +268,6 @@ class _IndexCheck(_Check):
         return "; or ".join(ways)
 
     def _to_go_back_to(self) -> str | None:
-        """Return the newest sound version, if possible an older one that is not withdrawn."""
         if self.current is None:
             return max(self.sound, key=version_number, default=None)
         limit, withdrawn = version_number(self.current.version), self.current.withdrawn
@@ -287,8 +284,6 @@ def _reason(error: Exception) -> str:
 
 
 class _StoreCheck(_Check):
-    """A look at all that an encoder has in a store."""
-
     def __init__(self, root: Place, folder: Path) -> None:
         super().__init__(root)
         encoder: Mapping[str, Any] = {}

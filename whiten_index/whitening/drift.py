@@ -289,7 +289,6 @@ class SamplingNoise:
 
     @property
     def _spread(self) -> float:
-        """Variance v of a difference of means in whitened units."""
         both = 2 * self.shared / (self.before * self.after)
         # Rounding may leave less than nothing.
         return max(1 / self.before + 1 / self.after - both, 0.0)

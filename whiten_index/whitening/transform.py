@@ -429,7 +429,6 @@ class Whitening:
         return found
 
     def _fault(self) -> str:
-        """Return the first field that does not fit the others, empty if all do."""
         if self.kind is Kind.TRUNCATE and self.basis_variances is None:
             return "it has no basis_variances"
         for name in ("eigenvalues", "basis_variances"):
