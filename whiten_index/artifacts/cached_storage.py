@@ -616,6 +616,7 @@ def stamp(manifest: bytes) -> str:
 
 
 def _content(path: Path) -> bytes | None:
+    """Return the bytes of a small file of a copy, None if it is missing or too long."""
     try:
         with reading(path):
             return read_bytes(path, limit=MANIFEST_BYTES)

@@ -400,6 +400,7 @@ class EmbeddingStore(Segments):
         return data
 
     def _checked_bytes(self, path: Path) -> bytes | None:
+        """Return the content that a file is named by, None where it is missing or damaged."""
         self.mirror.fetch(path)
         # A disk that is not mounted is no absence.
         require_target(path.parent)
@@ -589,6 +590,7 @@ def _as_bytes(documents: pa.Table) -> bytes:
 
 
 def _content(path: Path) -> bytes | None:
+    """Return the content of a compressed file, None if it is missing or damaged."""
     try:
         with (
             reading(path),
