@@ -158,14 +158,8 @@ def test_a_nightly_job_consents_in_its_file(place, tmp_path):
 
 def test_consent_is_written_nowhere(place, tmp_path):
     index = place.copy(tmp_path / "index")
-    update_index(
-        UpdateConfig(
-            index=str(index),
-            corpus=(f"{place.root}/more.parquet",),
-            device="cpu",
-            trust_remote_code=True,
-        )
-    )
+    options = {"corpus": (f"{place.root}/more.parquet",), "device": "cpu"}
+    update_index(UpdateConfig(index=str(index), trust_remote_code=True, **options))
     assert len(list((index / "versions").iterdir())) == 2
     QueryTransform.of(index, trust_remote_code=True).save(tmp_path / "half")
     for path in (*tmp_path.rglob("*.json"), *place.root.rglob("*.json"), index / "CURRENT"):

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+from tests.helpers.builds import build_texts
 from whiten_index import (
     BuildConfig,
     CertifyConfig,
@@ -50,19 +51,8 @@ class Place:
         self.rows = documents(words[:2], "de", 1)
         self.later = documents(words[2:], "en", 2)
         self.write(self.rows)
-        build_index(
-            BuildConfig(
-                corpus=(str(folder / "corpus.parquet"),),
-                text_columns=("text",),
-                id_column="id",
-                keep=("lang", "size"),
-                model=str(model),
-                whiten="pca",
-                k=4,
-                out=str(self.out),
-                threads=1,
-            )
-        )
+        options = {"id_column": "id", "keep": ("lang", "size"), "whiten": "pca", "k": 4}
+        build_texts(self.out, folder / "corpus.parquet", model, threads=1, **options)
         asked = [*self.rows[::2], *self.later[::2]]
         queries = [
             {"id": row["id"], "text": " ".join(row["text"].split()[: 8 + n % 5])}

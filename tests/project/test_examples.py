@@ -24,15 +24,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Path:
     numbered = ["A cat sat on the mat.", *(f"Line {i}: {texts[i % 36]}" for i in range(59))]
     table = pa.table({"id": [f"d{i}" for i in range(60)], "text": numbered, "title": numbered})
     pq.write_table(table, root / "docs.parquet")
-    config = BuildConfig(
-        corpus=str(root / "docs.parquet"),
-        text_columns="text",
-        id_column="id",
-        k=16,
-        store=str(root / "store"),
-        out=str(root / "index"),
-    )
-    build_index(config)
+    options = {"text_columns": "text", "id_column": "id", "k": 16, "store": str(root / "store")}
+    corpus, out = str(root / "docs.parquet"), str(root / "index")
+    build_index(BuildConfig(corpus=corpus, out=out, **options))
     push_index(PushConfig(index=str(root / "index"), to=str(root / "pushed.parquet")))
     pairs = "".join(f"{numbered[i]}\t{numbered[i + 1]}\t{i % 5}\n" for i in range(20))
     (root / "sts.tsv").write_text("sentence1\tsentence2\tscore\n" + pairs)
