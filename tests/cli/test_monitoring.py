@@ -11,8 +11,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from whiten_index.cli import monitoring
-from whiten_index.cli.monitoring import OUTCOMES, write_metrics
-from whiten_index.errors import StorageError
+from whiten_index.cli.monitoring import OUTCOMES, check_metrics, write_metrics
+from whiten_index.errors import ConfigError, StorageError
 
 DONE: dict[str, Any] = {"outcome": "published", "exit_code": 0, "seconds": 33.5, "updated": True}
 FAILED: dict[str, Any] = {"outcome": "failed", "exit_code": 7, "seconds": 2.0, "updated": False}
@@ -91,3 +91,13 @@ def test_a_failed_run_keeps_the_last_success(place: tuple[Path, Path], monkeypat
     assert ("published_rows",) not in found
     write_metrics(path, **FAILED, index=index.parent / "other")
     assert ("last_success_timestamp_seconds",) not in read(path)
+
+
+def test_metrics_of_another_program_are_not_lost(place: tuple[Path, Path]) -> None:
+    path, index = place
+    path.write_text("# HELP node_backup_seconds When it ended.\n")
+    with pytest.raises(ConfigError, match=r"night\.prom holds something else than metrics of a"):
+        check_metrics(path)
+    path.unlink()
+    write_metrics(path, **DONE, index=index)
+    check_metrics(path)

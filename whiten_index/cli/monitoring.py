@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from whiten_index.artifacts.atomic import replace_file, require_plain_target
+from whiten_index.artifacts.atomic import replace_file, require_replaceable
 from whiten_index.artifacts.files import (
     MANIFEST,
     is_folder,
@@ -50,7 +50,7 @@ def check_metrics(path: Path) -> None:
             f"metrics file {cut(str(path))} must be a file in a folder that exists; name one in "
             "the folder that node_exporter reads (--collector.textfile.directory)"
         )
-    require_plain_target(path)
+    require_replaceable(path, _is_ours, "metrics of a nightly run")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise StorageError(
             f"cannot write {path}: permission is denied; let the job's user write {path.parent}"
@@ -99,6 +99,12 @@ def write_metrics(
         replace_file(path, _client().generate_latest(registry))
     if unread is not None:
         raise unread
+
+
+def _is_ours(path: Path) -> bool:
+    with reading(path), path.open("rb") as file:
+        beginning = f"# HELP {_PREFIX}".encode()
+        return file.read(len(beginning)) in (b"", beginning)
 
 
 def _client() -> Any:
