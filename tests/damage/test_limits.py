@@ -46,14 +46,22 @@ def number(value: int) -> bytes:
     return found + bytes([value])
 
 
+def patched(path: Path, *changes: tuple[bytes, bytes]) -> Path:
+    """A Parquet file with other bytes in its footer."""
+    data = path.read_bytes()
+    start = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    footer = data[start:-8]
+    for old, new in changes:
+        assert old in footer
+        footer = footer.replace(old, new)
+    path.write_bytes(data[:start] + footer + len(footer).to_bytes(4, "little") + b"PAR1")
+    return path
+
+
 def claiming(path: Path, rows: int) -> Path:
     """A Parquet file whose footer claims other rows than it has."""
     pq.write_table(pa.table({"text": ["a text"] * 7777}), path)
-    data = path.read_bytes()
-    start = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
-    footer = data[start:-8].replace(number(7777), number(rows))
-    path.write_bytes(data[:start] + footer + len(footer).to_bytes(4, "little") + b"PAR1")
-    return path
+    return patched(path, (number(7777), number(rows)))
 
 
 @pytest.fixture(scope="module")
@@ -296,27 +304,33 @@ def test_a_text_of_a_corpus_that_is_too_long(run, tmp_path):  # type: ignore[no-
 def test_a_footer_that_claims_any_size_plans_no_shards(run, tmp_path):  # type: ignore[no-untyped-def]
     table, path = pa.table({"text": [f"t{row}" for row in range(77_777)]}), tmp_path / "c.parquet"
     pq.write_table(table, path, use_dictionary=False, compression="none", write_statistics=False)
-    data, column = path.read_bytes(), pq.read_metadata(path).row_group(0).column(0)
-    size = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
-    footer = data[size:-8].replace(number(column.total_uncompressed_size), number(1 << 61))
-    footer = footer.replace(number(77_777), number(10**9))
-    path.write_bytes(data[:size] + footer + len(footer).to_bytes(4, "little") + b"PAR1")
+    size = pq.read_metadata(path).row_group(0).column(0).total_uncompressed_size
+    patched(path, (number(size), number(1 << 61)), (number(77_777), number(10**9)))
     build = ["encode", str(path), "--text-column", "text", "--store", str(tmp_path / "store")]
-    assert_says(run(build, 1 << 30), 3, "by its footer it unpacks to more than 1,073,741,824 bytes")
+    assert_says(run(build, 1 << 30), 3, "c.parquet is damaged")
 
 
-@pytest.mark.parametrize(
-    "case", ["text", "a.text", "wrong size", "encoded text", "filtered", "numbers", "prefixes"]
-)
+def test_a_file_of_similar_texts_is_read_in_shards(run, tmp_path):  # type: ignore[no-untyped-def]
+    """Contracts of one template, say, are packed to a thousandth."""
+    path = tmp_path / "c.parquet"
+    texts, kind = [f"{row} {'a' * (64 << 10)}" for row in range(2000)], pa.large_string()
+    with pq.ParquetWriter(path, pa.schema({"text": kind}), compression="zstd") as writer:
+        for _ in range(10):
+            writer.write_table(pa.table({"text": pa.array(texts, kind)}))
+    assert path.stat().st_size < 1 << 20
+    named = ["--text-column", "text", "--filter", "text == '7'", "--json"]
+    found = run(["encode", str(path), *named, "--store", str(tmp_path / "store")])
+    assert_says(found, 3, "(20000 filtered)")
+
+
+@pytest.mark.parametrize("case", [
+    "text", "a.text", "wrong size", "encoded text", "filtered", "numbers", "prefixes",
+    "wrong size of prefixes", "wrong encoding", "few rows", "hidden dictionary",
+])  # fmt: skip
 def test_a_corpus_that_names_one_value_thousands_of_times(run, tmp_path, case):  # type: ignore[no-untyped-def]
     name, encoded = "a.text" if case == "a.text" else "text", case in ("encoded text", "filtered")
     path = written(tmp_path, 4000, "a" * (8 << 20), encoded=encoded, name=name)
     named, room = ["--text-column", name], 3 << 30
-    if case == "wrong size":
-        data, column = path.read_bytes(), pq.read_metadata(path).row_group(0).column(0)
-        size = number(column.total_uncompressed_size)
-        assert data.count(size) == 1
-        path.write_bytes(data.replace(size, b"\x16\x82" + b"\x80" * (len(size) - 3) + b"\0"))
     if case in ("filtered", "prefixes", "numbers"):
         named, room = ["--embedding-column", "e"], room if case == "prefixes" else 1 << 30
     if case in ("filtered", "prefixes"):
@@ -326,6 +340,20 @@ def test_a_corpus_that_names_one_value_thousands_of_times(run, tmp_path, case): 
         texts = pa.table({"text": pa.chunked_array([part] * 80), "e": [[1.0, 2.0]] * 4000})
         encoding = {"use_dictionary": False, "column_encoding": {"text": "DELTA_BYTE_ARRAY"}}
         pq.write_table(texts, path, compression="zstd", **encoding)
+    if case in ("wrong size of prefixes", "wrong encoding", "few rows"):
+        size, rows = (120 << 20, 32) if case == "few rows" else (1 << 20, 4000)
+        texts = pa.array(["a" * size], pa.large_string()).take(pa.array([0] * rows))
+        encoding = {"use_dictionary": False, "column_encoding": {"text": "DELTA_BYTE_ARRAY"}}
+        pq.write_table(pa.table({"text": texts}), path, compression="zstd", **encoding)
+    column = pq.read_metadata(path).row_group(0).column(0)
+    if case.startswith("wrong size"):
+        patched(path, (number(column.total_uncompressed_size), number(1)))
+    if case == "wrong encoding":
+        patched(path, (b"\x25\x06\x0e", b"\x25\x06\x00"))  # PLAIN
+    if case == "hidden dictionary":
+        places = [number(each)[1:] for each in (column.data_page_offset, 4)]
+        patched(path, (b"\x26" + b"\x26".join(places) + b"\x1c", b"\x26\x08\x3c"))
+        assert not pq.read_metadata(path).row_group(0).column(0).has_dictionary_page
     if case == "numbers":
         part = pa.array([[0.0] * (1 << 16)] * 64, pa.list_(pa.float32(), 1 << 16))
         pq.write_table(pa.table({"e": pa.chunked_array([part] * 72)}), path, compression="zstd")

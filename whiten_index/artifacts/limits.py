@@ -55,9 +55,14 @@ def iterate_lines(file: IO[bytes]) -> Iterator[bytes]:
         yield line
 
 
+def most_expanded(packed: int) -> int:
+    """Return the most bytes to which ``packed`` bytes of a file may unpack at once."""
+    return max(_EXPANDED_BYTES, _EXPANSION * packed)
+
+
 def check_expanded(size: float, packed: int) -> None:
     """Raise ``LimitError`` if ``packed`` bytes of a file unpack to a ``size`` that no text has."""
-    if size > max(_EXPANDED_BYTES, _EXPANSION * packed):
+    if size > most_expanded(packed):
         raise LimitError(
             f"it unpacks to more than {_EXPANDED_BYTES:,} bytes and {_EXPANSION} times its size"
         )
@@ -65,7 +70,7 @@ def check_expanded(size: float, packed: int) -> None:
 
 def read_unpacked(file: IO[bytes], packed: int) -> bytes:
     """Return the rest of a file of ``packed`` bytes that unpacks it; raise as ``read_up_to``."""
-    return read_up_to(file, max(_EXPANDED_BYTES, _EXPANSION * packed))
+    return read_up_to(file, most_expanded(packed))
 
 
 def json_value(value: Any) -> Any:

@@ -13,7 +13,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.files import reading
-from whiten_index.artifacts.limits import LINE_BYTES, VECTOR_NUMBERS, LimitError, check_expanded
+from whiten_index.artifacts.limits import (
+    LINE_BYTES,
+    VECTOR_NUMBERS,
+    LimitError,
+    check_expanded,
+    most_expanded,
+)
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.artifacts.prefetch import blocks
 from whiten_index.corpus.arrow_types import unpacked_bytes, without_views
@@ -363,13 +369,11 @@ def _read_footer(
             f"{file.path} is not a readable Parquet file (its footer claims {rows:,} rows, and "
             f"{_MOST_ROWS:,} is the limit for a file); restore it or split it"
         )
-    try:
-        # By these bytes, shards are planned before any page is read.
-        check_expanded(sum(group.bytes for group in groups) if file.packed else 0, file.packed)
-    except LimitError as error:
-        raise CorpusError(
-            f"{file.path} is not a readable Parquet file (by its footer {error}); restore it"
-        ) from error
+    size = sum(group.bytes for group in groups)
+    if file.packed and size > (most := most_expanded(file.packed)):
+        # A footer may claim any size, and texts of one template are packed to a thousandth: shards
+        # that hold too much are refused when they are read.
+        groups = tuple(replace(group, bytes=group.bytes * most // size) for group in groups)
     return file, groups, schema
 
 

@@ -105,7 +105,9 @@ def footer_digest(metadata: pq.FileMetaData) -> str:
 class SpanReader:
     """Reads spans in order in one pass; an earlier span is read from the start of its row group.
 
-    One open file and one batch are held between calls. Not to be shared between threads.
+    One open file and one batch are held between calls. Not to be shared between threads. The first
+    batch of a file has one row, and rows are added as long as batches stay small: what a footer
+    says of sizes, encodings and dictionaries may be wrong.
     """
 
     def __init__(self) -> None:
@@ -115,6 +117,7 @@ class SpanReader:
         self._batches: Iterator[pa.RecordBatch] = iter(())
         self._pending: pa.RecordBatch | None = None
         self._position = 0
+        self._rows = self._most = 1  # of a batch
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process opens its own file.
@@ -130,16 +133,17 @@ class SpanReader:
             if self._source is None or self._key is None or self._key[0] != file.place:
                 self.close()
                 self._source = file.open()
+            if self._key is None or self._key[::2] != key[::2]:
+                self._rows = 1
             self._key, self._pending = None, None
             self._file = self._file or open_parquet(file, self._source)
-            self._batches = self._file.iter_batches(
-                _rows_at_once(file, self._source, self._file, span.row_group, list(columns)),
-                row_groups=[span.row_group],
-                columns=list(columns),
-            )
+            group, names = span.row_group, list(columns)
+            self._most = _rows_at_once(file, self._source, self._file, group, names)
+            self._rows = min(self._rows, self._most)
+            self._batches = self._file.iter_batches(self._rows, row_groups=[group], columns=names)
             self._position, self._key = 0, key
         while self._position < span.stop:
-            batch = self._pending if self._pending is not None else next(self._batches, None)
+            batch = self._pending if self._pending is not None else self._next()
             if batch is None:
                 return
             end = self._position + batch.num_rows
@@ -149,6 +153,18 @@ class SpanReader:
             used = max(min(span.stop, end) - self._position, 0)
             self._pending = batch.slice(used) if used < batch.num_rows else None
             self._position += used
+
+    def _next(self) -> pa.RecordBatch | None:
+        batch = next(self._batches, None)
+        if self._file is not None and batch is not None:
+            # See below of dictionaries that stay.
+            kinds = enumerate(batch.schema.types)
+            plain = batch.select([i for i, kind in kinds if not pa.types.is_dictionary(kind)])
+            fitting = int(_BATCH_BYTES * batch.num_rows / max(unpacked_bytes(plain), 1))
+            self._rows = max(1, min(_FEW_ROWS * self._rows, fitting, self._most))
+            # An iterator of batches asks for their rows each time.
+            self._file.reader.set_batch_size(self._rows)
+        return batch
 
     def close(self) -> None:
         """Close the open file."""
