@@ -241,6 +241,13 @@ def test_modules_of_other_packages_never_run(plain, tmp_path, monkeypatch):
         ({"num_labels": 10**10}, "says 10,000,000,000 labels"),
         ({"max_position_embeddings": 10**9}, "says 1,000,000,000 positions"),
         ({"model_type": "distilbert", "max_position_embeddings": 10**5}, "says 100,000 positions"),
+        (
+            {"model_type": "distilbert", "dim": 65_536, "max_position_embeddings": 8192},
+            "says 8,192 positions; a model has at most 128",
+        ),
+        ({"model_type": "xlm", "emb_dim": 65_536, "max_position_embeddings": 512}, "at most 128"),
+        ({"model_type": "informer", "prediction_length": 10**5}, "says 100,000 positions"),
+        ({"encoder": {"model_type": "marian"}, "n_positions": 10**5}, "says 100,000 positions"),
     ],
 )
 def test_a_configuration_is_looked_at_before_a_model_is_made(change, message, plain, tmp_path):

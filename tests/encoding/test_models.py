@@ -210,6 +210,16 @@ def test_sizes_that_a_configuration_claims_are_not_allocated(tmp_path, name):
             load(folder)
 
 
+@pytest.mark.parametrize(("kind", "name"), [
+    ("bart", "decoder_layers"), ("bart", "encoder_layers"), ("t5", "num_decoder_layers"),
+])  # fmt: skip
+def test_layers_that_the_weights_do_not_have_are_not_made(folder, kind, name):
+    config = {"model_type": kind, "num_layers": 1, "d_model": 32, "num_heads": 1, name: 400}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(EncoderError, match="describes far more tensors than its weights have"):
+        load(folder)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_weights_that_attention_would_hide_are_refused(folder, value):
     path = folder / "model.safetensors"

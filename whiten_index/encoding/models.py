@@ -75,14 +75,19 @@ _LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 _LIMITS = {
     "layers": (_LAYERS, 1000),
     "labels": (("num_labels",), 100_000),
-    "positions": (("max_position_embeddings", "n_positions", "max_positions"), 1 << 20),
+    "positions": (
+        ("max_position_embeddings", "n_positions", "max_positions", "context_length",
+         "prediction_length"), 1 << 20,
+    ),
     "experts": (("num_experts", "num_local_experts"), 10_000),
-}
-# transformers computes a table of sines for each position of these, number by number.
-_TABLED, _TABLED_POSITIONS = (
-    ("distilbert", "flaubert", "marian", "pegasus", "roformer", "xlm"),
-    8192,
-)
+}  # fmt: skip
+# transformers computes a table of sines for these, number by number: of positions times the width,
+# which may be left out of the configuration.
+_TABLED = (
+    "distilbert", "flaubert", "marian", "pegasus", "roformer", "xlm", "autoformer", "informer",
+    "time_series_transformer",
+)  # fmt: skip
+_TABLE_NUMBERS, _TABLE_WIDTH = 1 << 23, 1024
 _ELSEWHERE = re.compile(r"""--|['"][/.]""")  # another repository, or a path, in names of classes
 # These count positions from the padding index on, which is 1 unless they say so.
 _OFFSET_POSITIONS = (
@@ -306,9 +311,11 @@ def _require_own_code(name: str, config: Mapping[str, Any], *, consent: bool) ->
             f"config.json of model {name} names a model of images on the hub ({shown(image)}), "
             "which would be fetched; name a model of texts"
         )
-    tabled = config.get("model_type") in _TABLED
+    tabled = any(each in _TABLED for each in _named(config, "model_type"))
+    widths = (each for each in _named(config, *_WIDTHS, "emb_dim") if isinstance(each, int))
+    rows = _TABLE_NUMBERS // max(_TABLE_WIDTH, *widths)
     for what, (keys, most) in _LIMITS.items():
-        most = _TABLED_POSITIONS if tabled and what == "positions" else most
+        most = rows if tabled and what == "positions" else most
         said = (each for each in _named(config, *keys) if isinstance(each, int))
         if (number := max(said, default=0)) > most:
             raise EncoderError(

@@ -1,7 +1,11 @@
 """The modules of a model, loaded: tokenizer, transformer, and the layers after the pooling."""
 
+import contextlib
+import itertools
 import os
+import threading
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,8 +22,10 @@ from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.encoding.tokenization import load_tokenizer, loading_model
 from whiten_index.errors import EncoderError
 
-# The records that end an archive: that of large ones, the place of it, and that of all.
 _MOST_UNPACKED = 1 << 30  # bytes of tensors that are not in the files
+# Tensors that are not in the files, and the least bytes of one there, its name among them.
+_MOST_MISSING, _TENSOR_BYTES = 1000, 100
+# The records that end an archive: that of large ones, the place of it, and that of all.
 _END_BYTES = 56 + 20 + 22
 
 
@@ -95,15 +101,31 @@ def _require_size(folder: ModelFolder) -> None:
         return
     with loading_model(f"model {folder.name}", folder.path):
         config = transformers.AutoConfig.from_pretrained(folder.path, **folder.loading)
-        with torch.device("meta"):
-            model = transformers.AutoModel.from_config(config)
         files = sum(file.stat().st_size for file in weight_files(folder.path))
+        with torch.device("meta"), _at_most(_MOST_MISSING + files // _TENSOR_BYTES):
+            model = transformers.AutoModel.from_config(config)
     size = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
     if size > _MOST_UNPACKED + 4 * files:
         raise EncoderError(
             f"config.json of model {folder.name} describes a model of {size:,} bytes, far more "
             "than its weights; restore the model folder"
         )
+
+
+@contextlib.contextmanager
+def _at_most(tensors: int) -> Iterator[None]:
+    """Stop a model that is made in this thread when it has more tensors than its files can hold."""
+    thread, made = threading.get_ident(), itertools.count(1)
+
+    def count(*_: Any) -> None:
+        if threading.get_ident() == thread and next(made) > tensors:
+            raise LimitError("config.json describes far more tensors than its weights have")
+
+    hook = nn.modules.module.register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def load_head(folder: ModelFolder) -> nn.Module | None:
