@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests.helpers import tiny_models
 from tests.helpers.bad_input import run
@@ -70,6 +71,16 @@ def test_embeddings_are_those_of_sentence_transformers(tmp_path: Path, kind: str
     # A normalisation at the end is left out, as of every model.
     assert not np.allclose(np.linalg.norm(documents, axis=1), 1, atol=1e-3)
     assert (documents[1] == documents[3]).all()
+
+
+def test_weights_that_attention_would_hide_are_refused(tmp_path: Path) -> None:
+    folder = saved(tmp_path, "cnn")
+    path = next(folder.rglob("model.safetensors"))
+    weights = {name: each.clone() for name, each in load_file(path).items()}
+    weights["encoder.layer.1.attention.self.key.weight"][0, 0] = float("nan")
+    save_file(weights, path, {"format": "pt"})
+    with pytest.raises(EncoderError, match="has weights that are not finite"):
+        load_encoder(str(folder), trust_remote_code=True, device="cpu")
 
 
 def test_memory_that_runs_out_halves_the_batches(

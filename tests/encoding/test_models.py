@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors
+import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
@@ -228,6 +229,29 @@ def test_weights_that_attention_would_hide_are_refused(folder, value):
     save_file({name: each.clone() for name, each in weights.items()}, path, {"format": "pt"})
     with pytest.raises(EncoderError, match="has weights that are not finite"):
         load(folder)
+
+
+def test_a_head_whose_weights_are_not_finite_is_refused(tmp_path):
+    """Its activation would make a number of each infinity."""
+    kind, config, weights = dense()
+    weights["linear.weight"][3, 7] = float("inf")
+    folder = add_modules(bert(tmp_path / "model"), "mean", (kind, config, weights))
+    with pytest.raises(EncoderError, match="has weights that are not finite"):
+        load(folder)
+
+
+def test_weights_of_one_byte_are_not_asked_whether_they_are_finite(folder, monkeypatch):
+    """Of such a type, as quantized models with consent have it, torch does not know."""
+    real = transformers.AutoModel.from_pretrained
+
+    def packed(*arguments: Any, **options: Any) -> Any:
+        model, loading = real(*arguments, **options)
+        scaled = torch.nn.Parameter(torch.zeros(2, dtype=torch.float8_e4m3fn), requires_grad=False)
+        model.encoder.layer[0].register_parameter("packed", scaled)
+        return model, loading
+
+    monkeypatch.setattr("transformers.AutoModel.from_pretrained", packed)
+    assert load(folder).encode(["a cat"]).shape == (1, 32)
 
 
 def test_weights_that_are_links_count_as_the_hubs_cache_has_them(folder, tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ from whiten_index.encoding.encoder_config import EncoderConfig, chosen_devices
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.encoding.tokenization import loading_model
-from whiten_index.encoding.transformer import unmapped
+from whiten_index.encoding.transformer import require_finite, unmapped
 from whiten_index.encoding.window_encoder import TextWindow
 from whiten_index.errors import ConfigError, EncoderError, first_line, require_installed
 
@@ -122,4 +122,5 @@ def _load(
     # Embeddings are kept as they are before the normalisation.
     while len(model) > 1 and type(model[-1]).__name__ == "Normalize":
         del model[len(model) - 1]
+    require_finite(str(root), model)
     return unmapped(model)

@@ -73,9 +73,7 @@ def load_transformer(
         with torch.inference_mode():
             # A wrong value of the configuration may be noticed no sooner.
             encoder(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=device))
-    if not all(tensor.isfinite().all() for tensor in encoder.parameters()):
-        # Attention may turn NaN into finite numbers.
-        raise EncoderError(f"{spec.model} has weights that are not finite; use another model")
+    require_finite(spec.model, encoder)
     # Poolers are left out of many checkpoints and never used here.
     missing = sorted(key for key in loading["missing_keys"] if "pooler" not in key)
     if missing:
@@ -92,6 +90,13 @@ def unmapped(module: nn.Module) -> nn.Module:
         if tensor.device.type == "cpu":
             tensor.data = tensor.data.clone()
     return module
+
+
+def require_finite(name: str, module: nn.Module) -> None:
+    """Refuse weights of NaN or infinity: attention and activations make finite numbers of them."""
+    # Not all numbers of one byte, as of quantized weights, can be asked.
+    if not all(each.itemsize == 1 or each.isfinite().all() for each in module.parameters()):
+        raise EncoderError(f"{name} has weights that are not finite; use another model")
 
 
 def _require_size(folder: ModelFolder) -> None:
@@ -144,7 +149,11 @@ def load_head(folder: ModelFolder) -> nn.Module | None:
             weights = {k.removeprefix("linear."): v.float() for k, v in tensors.items()}
             linear.load_state_dict(weights, assign=True)
         steps += [linear, getattr(nn, dense.activation)()]
-    return unmapped(nn.Sequential(*steps).eval().requires_grad_(False)) if steps else None
+    if not steps:
+        return None
+    head = unmapped(nn.Sequential(*steps).eval().requires_grad_(False))
+    require_finite(folder.name, head)
+    return head
 
 
 def load_pickled(file: Path) -> Any:
