@@ -163,7 +163,7 @@ def test_memory_that_runs_out_is_no_fault_of_the_file(
         build(folder, folder, backend="onnx")
 
 
-@pytest.mark.parametrize("name", ["model.onnx_data", "weights.bin"])
+@pytest.mark.parametrize("name", ["model.onnx_data", "weights.bin", "w" * 200 + ".bin"])
 def test_tensors_next_to_an_onnx_file_may_be_written_over_later(folder: Path, name: str) -> None:
     file = folder / "onnx/model.onnx"
     expected = load_encoder(str(folder), backend="onnx").encode(ODD)

@@ -24,8 +24,8 @@ from whiten_index.encoding.window_encoder import TextWindow
 from whiten_index.errors import ConfigError, EncoderError, first_line, require_installed
 
 _FILES = ("onnx/model.onnx", "model.onnx")
-# The name of a file of tensors, with its length before it.
-_NAMED = re.compile(rb"\n\x08location\x12([\x01-\x7f])", re.DOTALL)
+# The name of a file of tensors, with its length before it: seven bits a byte, the lowest first.
+_NAMED = re.compile(rb"\n\x08location\x12([\x01-\x7f]|[\x80-\xff][\x01-\x7f])", re.DOTALL)
 _INPUTS = {"input_ids", "attention_mask", "token_type_ids"}
 
 
@@ -114,9 +114,10 @@ def _session(folder: ModelFolder, threads: int | None) -> Any:
     with loading_model(str(path), folder.root):
         # Else they are mapped, and what is written to them later would show.
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            named = {
-                data[found.end() : found.end() + found[1][0]] for found in _NAMED.finditer(data)
-            }
+            named = set[bytes]()
+            for found in _NAMED.finditer(data):
+                length = sum((each & 127) << 7 * place for place, each in enumerate(found[1]))
+                named.add(data[found.end() : found.end() + length])
         files = {name: inside(path.parent, name) for name in map(os.fsdecode, sorted(named))}
         files = {name: file for name, file in files.items() if is_file(file)}
         tensors = [read_bytes(each, limit=each.stat().st_size) for each in files.values()]
