@@ -55,6 +55,8 @@ class _Answers(BaseHTTPRequestHandler):
         elif how == "elsewhere":
             there = self.headers["Host"].replace("127.0.0.1", "localhost")
             self._answer(302, b"", Location=f"http://{there}/sound/x.parquet")
+        elif how.startswith("port"):
+            self._answer(302, b"", Location=f"http://127.0.0.1:{how[4:]}/sound/x.parquet")
         elif how == "slow":
             time.sleep(3)
         elif how == "short":
@@ -78,6 +80,15 @@ class _Answers(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    yield from _served(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    yield from _served(tmp_path, monkeypatch)
+
+
+def _served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     # Larger than what fsspec reads at once, of which the footer is the first.
     rows = np.random.default_rng(0).standard_normal((60_000, 32), dtype=np.float32)
     written = Path(write_rows(tmp_path / "x.parquet", rows))
@@ -130,15 +141,25 @@ def test_a_redirect_to_another_host_takes_no_secret_there(
     source = f"{address}/elsewhere{after}/x.parquet"
     status, said = _encode(source, tmp_path / "store")
     assert status == DISK
-    assert said.startswith(
-        f"Error: cannot read {source}: it redirects to http://localhost, to which"
-    )
+    assert said.startswith(f"Error: cannot read {source}: it redirects to http://localhost:")
+    assert ", to which the headers of fsspec's configuration are not sent" in said
     assert "\n" not in said
     assert SIGNATURE not in said
     assert not {"localhost", "localhost with secret"}.intersection(_asked(address)[1])
     # On its own host, the server may redirect.
     status, said = _encode(f"{address}/moved/x.parquet", tmp_path / "store")
     assert "403, message='Forbidden'" in said
+
+
+def test_a_redirect_to_another_port_takes_no_secret_there(
+    address: str, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(fsspec.config.conf, "http", {"headers": _KEY})
+    there = other.rpartition(":")[2]
+    status, said = _encode(f"{address}/port{there}/x.parquet", tmp_path / "store")
+    assert status == DISK
+    assert f"it redirects to http://127.0.0.1:{there}, to which" in said
+    assert _asked(other)[1] == ["127.0.0.1"]  # by this line
 
 
 @pytest.mark.parametrize("headers", [{}, {"Authorization": SIGNATURE, "User-Agent": "a"}])

@@ -255,7 +255,7 @@ def _library(error: BaseException | None) -> str:
 def _http_options(source: str) -> dict[str, Any]:
     """Return options by which no answer of a server at http:// or https:// does harm.
 
-    None fills the memory, and no redirect takes what fsspec's configuration adds to another host.
+    None fills the memory, and no redirect takes what fsspec's configuration adds to another server.
     """
     if (scheme := source.partition(":")[0]) not in ("http", "https"):
         return {}
@@ -275,10 +275,13 @@ def _http_options(source: str) -> dict[str, Any]:
             place = self.headers.get("Location") or self.headers.get("URI")
             if secret and place and self.status in _REDIRECTS:
                 to = self.url.join(URL(place))
-                if to.host != self.url.host or (self.url.scheme, to.scheme) == ("https", "http"):
+                # At another port is another server.
+                servers = [(each.scheme, each.host, each.port) for each in (self.url, to)]
+                upgrade = [("http", to.host, 80), ("https", to.host, 443)]
+                if servers[0] != servers[1] and servers != upgrade:
                     raise aiohttp.ClientError(
-                        f"it redirects to {to.scheme}://{to.host}, to which the headers of "
-                        "fsspec's configuration are not sent"
+                        f"it redirects to {to.scheme}://{to.host}:{to.port}, to which the headers "
+                        "of fsspec's configuration are not sent"
                     )
             return self
 
