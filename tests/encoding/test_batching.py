@@ -12,7 +12,7 @@ from whiten_index.encoding import tokenization
 from whiten_index.encoding.encoder import Encoder, InferenceThreads
 from whiten_index.encoding.models import find_model
 from whiten_index.encoding.tokenization import tokenize
-from whiten_index.errors import EncoderError
+from whiten_index.errors import StorageError
 
 CPU = torch.device("cpu")
 
@@ -97,7 +97,7 @@ def test_memory_that_runs_out_halves_the_budget_and_loses_nothing(
 def test_a_single_text_that_does_not_fit_is_an_error(tiny_model, texts, monkeypatch, way):
     encoder = load(tiny_model)
     starve(monkeypatch, most=20, error="cuda")
-    with pytest.raises(EncoderError, match=r"one text of \d+ tokens does not fit .*--max-length"):
+    with pytest.raises(StorageError, match=r"one text of \d+ tokens does not fit .*--max-length"):
         encoder.encode(texts)
 
 

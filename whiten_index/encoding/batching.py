@@ -17,7 +17,12 @@ from whiten_index.encoding.tokenization import (
     tokenize,
 )
 from whiten_index.encoding.window_encoder import Encoded, TextWindow, WindowEncoder
-from whiten_index.errors import EncoderError
+from whiten_index.errors import EncoderError, StorageError, WhitenIndexError
+
+_OUT_OF_MEMORY = (
+    "out of memory", "DefaultCPUAllocator", "Failed to allocate memory", "bad_alloc",
+    "bad allocation",
+)  # fmt: skip
 
 
 class BatchEncoder(WindowEncoder):
@@ -153,7 +158,7 @@ class Batches:
         tokens = int(lengths.sum() if self._encoder.packs else lengths[0] * len(lengths))
         try:
             self.embeddings[rows] = self._encoder.embed(self.window, rows)
-        except RuntimeError as error:
+        except Exception as error:
             if not is_out_of_memory(error):
                 raise
             self._requeue(rows, tokens, error)
@@ -187,10 +192,10 @@ class Batches:
     def _requeue(self, rows: slice, tokens: int, error: Exception) -> None:
         """Put the rows of a batch that did not fit back, to be tried with half the budget."""
         if rows.stop - rows.start == 1:
-            raise EncoderError(
+            raise StorageError(
                 f"one text of {tokens} tokens does not fit into the memory of "
-                f"{self._encoder.device}; use a smaller --max-length, a smaller model or another "
-                "--device"
+                f"{self._encoder.device}, which is out of memory; use a smaller --max-length, a "
+                "smaller model or another --device"
             ) from error
         if (torch := sys.modules.get("torch")) is not None:
             torch.cuda.empty_cache()
@@ -201,7 +206,9 @@ class Batches:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether torch has no memory left, on any device."""
-    # The allocators of CPUs and of MPS raise a plain RuntimeError.
-    text = str(error) if isinstance(error, RuntimeError) else ""
-    return "out of memory" in text or "DefaultCPUAllocator" in text
+    """Return whether torch or ONNX Runtime has no memory left, on any device."""
+    # Allocators raise errors of several types.
+    known = isinstance(error, WhitenIndexError)
+    return not known and (
+        isinstance(error, MemoryError) or any(each in str(error) for each in _OUT_OF_MEMORY)
+    )
