@@ -60,6 +60,17 @@ def test_sentences_that_memory_may_not_hold(
             train_encoder(given)
 
 
+def test_short_sentences_count_as_python_holds_them(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A number of four digits takes a hundred bytes."""
+    monkeypatch.setattr("whiten_index.artifacts.limits._EXPANDED_BYTES", 100_000)
+    monkeypatch.setattr("whiten_index.artifacts.limits._EXPANSION", 0)
+    pq.write_table(pa.table({"text": [f"{row}" for row in range(2000)]}), tmp_path / "n.parquet")
+    with pytest.raises(CorpusError, match="too many or too long: it unpacks to more than"):
+        train_encoder(config(corpus=(str(tmp_path / "n.parquet"),), max_steps=1))
+
+
 @pytest.mark.parametrize("name", ["thesis.txt", "training.json", ".env", "checkpoints/notes.txt"])
 def test_a_users_own_folder_beside_is_left_alone(config: Any, tmp_path: Path, name: str) -> None:
     own = tmp_path / "model.training" / name

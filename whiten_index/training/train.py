@@ -3,6 +3,7 @@
 import csv
 import functools
 import hashlib
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from whiten_index.training.trainer import Score
 
 RUN, CURVES_FILE = "training.json", "curves.csv"
-_PLACE_BYTES = 8  # of a text in the list
+_PLACE_BYTES, _KEY_BYTES = 8, 40  # of a text in the list, and as a key
 _SCHEMA = Schema("trained model", 1, Described)
 _files = functools.partial(manifest.listed_files, schema=_SCHEMA)
 _WHAT, _REMEDY = "a trained model", "remove it to train from the start"
@@ -152,7 +153,8 @@ def read_sentences(corpus: ParquetCorpus, *, batch_size: int) -> list[str]:
     try:
         for batch in corpus.batches():
             for text in batch.texts if isinstance(batch, TextBatch) else ():
-                size += _PLACE_BYTES + (0 if text in known else len(text))
+                size += _PLACE_BYTES
+                size += 0 if text in known else sys.getsizeof(text) + _KEY_BYTES
                 texts.append(known.setdefault(text, text))
             check_expanded(size, packed)
     except LimitError as error:
