@@ -8,6 +8,7 @@ import resource
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -113,6 +114,19 @@ def test_a_file_that_safetensors_cannot_open_is_not_taken_for_missing(
             load(folder)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_damaged_file_is_not_blamed_on_another_one(folder, monkeypatch):
+    (folder / "README.md").symlink_to(folder / "README.md")  # no system opens it
+    load(folder)
+    missing = FileNotFoundError(f"No such file or directory: {folder}/model.safetensors.index.json")
+    with monkeypatch.context() as patched:
+        patched.setattr("transformers.AutoModel.from_pretrained", Mock(side_effect=missing))
+        with pytest.raises(EncoderError, match=r"cannot be loaded \(FileNotFoundError"):
+            load(folder)
+    (folder / "model.safetensors").write_text("cut")
+    with pytest.raises(EncoderError, match="cannot be loaded"):
+        load(folder)
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])

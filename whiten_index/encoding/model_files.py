@@ -32,6 +32,9 @@ from whiten_index.errors import (
     first_line,
 )
 
+# Files that no loader reads.
+NO_CONTENT = (".*", "*.md", "LICENSE", "LICENSE.txt", "NOTICE", "*.png", "*.jp*g", "*.pyc")
+
 
 class NotRunError(EncoderError):
     """A folder with a module or setting that is not run here, and that the library might run.
@@ -125,10 +128,13 @@ def require_readable(folder: Path, error: BaseException) -> None:
 
     safetensors and transformers take its errors for the absence of a file; ``error`` is theirs.
     """
-    for path in walk_files(folder, leave_out=(".*",)):
+    for path in walk_files(folder, leave_out=NO_CONTENT):
         with contextlib.suppress(OSError), reading(path):
             open_file(path).close()
-            if isinstance(error, FileNotFoundError) and str(path) in str(error):
+            if isinstance(error, FileNotFoundError) and (
+                # safetensors names the file in its text alone.
+                str(error.filename) == str(path) or str(error).endswith(f": {path}")
+            ):
                 raise StorageError(
                     f"{path} could not be opened, though it is there; run the same command again"
                 )

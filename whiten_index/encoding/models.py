@@ -28,6 +28,7 @@ from whiten_index.artifacts.files import (
 from whiten_index.artifacts.limits import VECTOR_NUMBERS, canonical_json
 from whiten_index.encoding.encoder_config import EMBEDDED
 from whiten_index.encoding.model_files import (
+    NO_CONTENT,
     Dense,
     FolderModule,
     Hub,
@@ -56,12 +57,11 @@ _OF_WORDS = ("special_tokens_map.json", "added_tokens.json")
 _SETTINGS = "config_sentence_transformers.json"
 _ADAPTER = "adapter_config.json"
 # Files that no loader reads, or whose content is in other fields of the identity.
-_NO_CONTENT = (".*", "*.md", "LICENSE", "LICENSE.txt", "NOTICE", "*.png", "*.jp*g", "*.pyc")
 _NOT_READ = (
-    *_NO_CONTENT, "*.safetensors", "*.bin", "*.h5", "*.msgpack", "*.ot", "*.onnx", "*.gguf",
+    *NO_CONTENT, "*.safetensors", "*.bin", "*.h5", "*.msgpack", "*.ot", "*.onnx", "*.gguf",
     "*.py", "onnx/*", "openvino/*", "modules.json", "sentence_bert_config.json", _SETTINGS,
 )  # fmt: skip
-_UNREAD = (*_NO_CONTENT, "lost+found")
+_UNREAD = (*NO_CONTENT, "lost+found")
 # What a training leaves next to its model, which may grow.
 _OF_TRAINING = re.compile(r"runs|checkpoint-\d+")
 _VOLATILE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")
@@ -178,7 +178,7 @@ class ModelFolder:
         """
         paths = _walked(self.path) if self.has_code else list_folder(self.path)
         # Modules that sentence-transformers runs may read anything.
-        left_out = [*_NO_CONTENT, "*.safetensors", "*.bin"] if self.not_run else [*_NOT_READ]
+        left_out = [*NO_CONTENT, "*.safetensors", "*.bin"] if self.not_run else [*_NOT_READ]
         read = (
             path
             for path in paths
