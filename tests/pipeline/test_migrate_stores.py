@@ -150,10 +150,15 @@ def test_a_migration_that_is_given_up_holds_gc_off_no_longer(migration: Migratio
     assert migration.run().finished
 
 
-def test_a_migration_that_is_given_up_withdraws_all_its_versions(migration: Migration) -> None:
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_migration_that_is_given_up_withdraws_all_its_versions(
+    migration: Migration, by_hand: bool
+) -> None:
     (old,) = migration.versions()
     for rows in (1_000, 500):
         migration.run(rows=rows, bridge=True)
+    if by_hand:
+        rollback(migration.index, to=old)
     assert migration.run(model=None, give_up=True).given_up
     update_index(UpdateConfig(index=str(migration.index), corpus=(migration.less(2_900),)))
     assert rollback(migration.index).to == old

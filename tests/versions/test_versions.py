@@ -318,3 +318,11 @@ def test_links_among_the_versions_are_left_alone(out: Path, tmp_path: Path) -> N
     for path in strange:
         path.unlink()
     assert verify_index(out).sound
+
+
+def test_a_published_version_behind_a_link_is_no_reason_to_stop(out: Path, tmp_path: Path) -> None:
+    *others, last = names(out)
+    (out / "versions" / last).rename(tmp_path / last)
+    (out / "versions" / last).symlink_to(tmp_path / last)
+    assert prune(out, keep=1).removed == tuple(others)
+    assert open_index(out).bundle.manifest["version"] == last

@@ -61,7 +61,7 @@ from whiten_index.store.segments import digests_name
 from whiten_index.versions.migration import encoded_rows, filled_for, known_rows
 from whiten_index.versions.published import read_published, tidy
 from whiten_index.versions.references import indexes_of, lock_indexes, open_store
-from whiten_index.versions.retention import before_bridged, bridged_since, rollback
+from whiten_index.versions.retention import before_bridged, bridged_versions, rollback, withdraw
 from whiten_index.whitening.bridge import Bridge, joint_moments
 from whiten_index.whitening.selection import reciprocal_ranks
 from whiten_index.whitening.spectrum import unit_rows
@@ -239,8 +239,10 @@ def _fill(
 def _give_up(config: MigrateConfig, stages: Stages) -> MigrateReport:
     """Publish the version of the old model if a bridged one is, and let gc remove the rest."""
     if (before := before_bridged(config.index)) is not None:
+        model = recorded_spec(read_published(config.index).fields["encoder"])
         # Nobody goes back to rows of the new model.
-        rollback(config.index, to=before, withdrawn=bridged_since(config.index, before))
+        bridged = bridged_versions(config.index, {model.fingerprint} if model else ())
+        rollback(config.index, to=before, withdrawn=bridged)
     published = read_published(config.index)
     _require_old_model(config.index, published.fields["store"])
     root, mirror = place_of(config.index)
@@ -251,6 +253,9 @@ def _give_up(config: MigrateConfig, stages: Stages) -> MigrateReport:
     filled = filled_for(config.index, store.place)
     if before is None and not filled:
         raise ConfigError(f"{config.index} has no migration under way to give up")
+    if before is None:
+        # Some may have been rolled back by hand.
+        withdraw(config.index, bridged_versions(config.index, {e.fingerprint for e, _ in filled}))
     for each, _ in filled:
         each.results.save_migration(owner_of(config.index), None)
     rows = int(published.fields["rows"])

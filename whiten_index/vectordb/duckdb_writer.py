@@ -81,6 +81,8 @@ _BLOCKS = (
 )
 # The extension crashes the process if many threads search an index at once.
 _ONE_SEARCH = threading.Lock()
+# What one of them sets is refused to the others once the file is open.
+_CONNECTING = threading.Lock()
 
 
 class DuckWriter(FileWriter):
@@ -270,13 +272,18 @@ def connect(file: Path, *, make: bool) -> Any:
             f"the extension vss of DuckDB {duckdb.__version__} is not installed; run pip install "
             "'whiten-index[duckdb]', which brings both in releases that fit"
         )
+    spilled = Path(f"{resolved(file)}.tmp")
+    require_no_link(spilled)
     if make:
         _make(resolved(file))
+    with _CONNECTING:
+        return _connected(file, spilled, extension, make=make)
+
+
+def _connected(file: Path, spilled: Path, extension: Path, *, make: bool) -> Any:
     # Connections of one process share the file by this name, and an index in memory.
     database = duckdb.connect(f":memory:{file}")
     # As for a file that is opened by itself; for memory, DuckDB takes the working folder.
-    spilled = Path(f"{resolved(file)}.tmp")
-    require_no_link(spilled)
     ((before,),) = database.execute("SELECT current_setting('temp_directory')").fetchall()
     if before != str(spilled):
         database.execute(f"SET temp_directory = {literal(str(spilled))}")

@@ -346,7 +346,8 @@ def prune(root: Path | str, *, keep: int, verify: str = "full") -> PruneReport:
         noted = removed
         if not mirror.uri:
             # Numbers are never used again; older ones need no note, for which a disk may be full.
-            noted = [name for name in removed if version_number(name) > version_number(left[-1])]
+            last = max(map(version_number, (*left, current.version)))
+            noted = [name for name in removed if version_number(name) > last]
         if noted:
             # From now on no other machine publishes one of them.
             if mirror.latest(folder / CURRENT) != tag or read_current(folder) != current:
@@ -381,12 +382,28 @@ def _kept(
     return {current.version, before, *islice(apart, min(keep, len(names)))}
 
 
-def bridged_since(index: Place, version: str) -> list[str]:
-    """Return the bridged versions that are newer than a version, without damaged ones."""
+def bridged_versions(index: Place, encoders: Collection[str]) -> list[str]:
+    """Return the bridged versions of models with these fingerprints, without damaged ones."""
     root, mirror = place_of(index)
-    newer = [n for n in _names(root, mirror) if version_number(n) > version_number(version)]
-    stores = {name: _looked(root / VERSIONS / name, "manifest", mirror)[0] for name in newer}
-    return [name for name, fields in stores.items() if model_place(fields.get("store", ""))]
+    names = _names(root, mirror)
+    found = {name: _looked(root / VERSIONS / name, "manifest", mirror)[0] for name in names}
+    return [
+        name
+        for name, fields in found.items()
+        if model_place(fields.get("store", "")) is not None
+        and (model := recorded_spec(fields["encoder"])) is not None
+        and model.fingerprint in encoders
+    ]
+
+
+def withdraw(index: Place, versions: Collection[str]) -> None:
+    """Withdraw versions besides the published one, so that no rollback publishes them."""
+    root, mirror = place_of(index)
+    tag = mirror.latest(root / CURRENT)
+    with only_writer(root, what="index"):
+        current = read_current(root)
+        gone = {*current.withdrawn, *versions}
+        set_current(root, current.version, withdrawn=gone, mirror=mirror, tag=tag)
 
 
 def before_bridged(index: Place) -> str | None:
