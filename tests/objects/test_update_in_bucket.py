@@ -213,8 +213,13 @@ def test_one_bad_answer_of_the_server_skips_no_version(
     assert len(cut) == 1
 
 
-@pytest.mark.parametrize("name", ["index.faiss", "manifest.json"])
-@pytest.mark.parametrize("how", ["absent", "another page", "flipped"])
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("index.faiss", "absent"), ("index.faiss", "another page"), ("index.faiss", "flipped"),
+        ("manifest.json", "absent"), ("manifest.json", "another page"),
+    ],
+)  # fmt: skip
 def test_answers_that_are_not_what_is_listed_are_no_damage(
     s3: Any, bucket: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     name: str, how: str,

@@ -226,6 +226,13 @@ def test_what_is_behind_a_link_to_nothing_is_not_absent(tmp_path, name):
     for command in ("gc", "compact", "verify"):
         status, *output = run(command, world.place)
         assert (status, said in "".join(output)) == (7, True), (command, output)
+    if name != "manifest.json":
+        # One that cannot be listed does not hide what else is wrong.
+        damaged = next(world.store.segments_folder.glob("*/moments.safetensors"))
+        damaged.write_bytes(damaged.read_bytes()[:-1])
+        status, *output = run("verify", world.place)
+        assert (status, said in "".join(output)) == (5, True)
+        assert str(damaged.parent) in "".join(output)
     assert segment_folders(world) == before
 
 

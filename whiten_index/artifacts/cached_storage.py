@@ -94,8 +94,6 @@ class BucketStorage(Storage):
         self._listing = threading.Lock()
         self._again: set[str] = set()
         self._dropped: set[str] = set()
-        # Whether e-tags are known to be the MD5 of objects.
-        self._has_md5 = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return BucketStorage, (self.uri,)
@@ -226,13 +224,14 @@ class BucketStorage(Storage):
         self._dropped.discard(key)
 
     @override
-    def replace(self, path: Path, data: bytes, tag: Tag | None) -> None:
+    def replace(self, path: Path, data: bytes, tag: Tag | None) -> Tag | None:
         key = self._key(path)
         try:
-            self._bucket.put(key, data, over=tag)
+            made = self._bucket.put(key, data, over=tag)
         except ChangedError as error:
             raise self._changed() from error
         replace_file(path, data)
+        return {"e_tag": made.e_tag}
 
     def _changed(self) -> BusyError:
         return BusyError(
@@ -325,7 +324,6 @@ class BucketStorage(Storage):
                     copy.unlink()
                 yield copy
             except (ArtifactError, FormatError) as error:
-                self._require_manifest(key, data)
                 error.args = (str(error).replace(str(copy), str(path)), *error.args[1:])
                 raise
 
@@ -357,7 +355,7 @@ class BucketStorage(Storage):
             elif digest[0] != wanted["bytes"]:
                 found[each] = f"has {digest[0]} bytes instead of {wanted['bytes']}"
             elif isinstance(digest, Digests) and digest.sha256 != wanted["sha256"]:
-                self._require_as_stored(key, digest.md5)
+                self._require_as_stored(self._key(path), data, name, digest.md5)
                 found[each] = "does not match its checksum"
         return found
 
@@ -397,12 +395,7 @@ class BucketStorage(Storage):
             listed = self._stat(key)
             return None if listed is None else listed.size
 
-        found = self._asked(key, lambda: self._bucket.get(key), size)
-        if found is not None and not self._has_md5:
-            # Not so where a server encrypts by keys of its users.
-            md5 = hashlib.md5(found[0], usedforsecurity=False).hexdigest()
-            self._has_md5 = _plain(str(found[1].get("e_tag"))) == md5
-        return found
+        return self._asked(key, lambda: self._bucket.get(key), size)
 
     def _download(self, key: str, path: Path) -> bool:
         return self._asked(
@@ -446,17 +439,18 @@ class BucketStorage(Storage):
             self._listed(key)[key] = there
         return size == (None if there is None else there.size)
 
-    def _require_manifest(self, key: str, data: bytes | None) -> None:
-        if data is not None and _described(data, exact=True) is None:
-            md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
-            self._require_as_stored(f"{key}/{MANIFEST}", md5)
+    def _require_as_stored(self, key: str, data: bytes, name: str, md5: str) -> None:
+        """Refuse a damaged file of an artifact if the server is known to have other content.
 
-    def _require_as_stored(self, key: str, md5: str) -> None:
-        """Refuse damaged content if it is known that the server has other content."""
-        listed = self._stat(key)
-        e_tag = "" if listed is None else _plain(listed.e_tag)
-        if self._has_md5 and re.fullmatch("[0-9a-f]{32}", e_tag) and md5 != e_tag:
-            raise self._contradiction(key)
+        It is known by e-tags, if that of the artifact's sound manifest is its MD5: encrypted by
+        keys of users, objects have other ones.
+        """
+        each = f"{key}/{stamp(data)}/{name}"
+        tags = [found.e_tag.strip('"').lower() if found else ""
+                for found in map(self._stat, (f"{key}/{MANIFEST}", each))]  # fmt: skip
+        known = tags[0] == hashlib.md5(data, usedforsecurity=False).hexdigest()
+        if known and re.fullmatch("[0-9a-f]{32}", tags[1]) and md5 != tags[1]:
+            raise self._contradiction(each)
 
     def _contradiction(self, key: str) -> StorageError:
         return StorageError(
@@ -489,7 +483,6 @@ class BucketStorage(Storage):
             # One answer of a server may have been cut, or come from a proxy.
             data = self.manifest(path)
         if data is None or self.damaged(path, data):
-            self._require_manifest(key, data)
             return False
         with self._downloading(path) as temporary:
             names = [each for each in _described(data) or () if replace and exists(path / each)]
@@ -502,8 +495,7 @@ class BucketStorage(Storage):
                     check_files(temporary, files, content=True, names=names)
                 except ArtifactError:
                     for name in names:
-                        md5 = _md5_of(temporary / name)
-                        self._require_as_stored(f"{key}/{stamp(data)}/{name}", md5)
+                        self._require_as_stored(key, data, name, _md5_of(temporary / name))
                     return False
                 self._remove_copy(path)
             rename_unless_taken(temporary, path)
@@ -607,10 +599,6 @@ def at_once(do: Callable[[A], B], each: Iterable[A]) -> list[B]:
     finally:
         # After a failure or an interrupt, the others are not waited for.
         pool.shutdown(cancel_futures=True)
-
-
-def _plain(e_tag: str) -> str:
-    return e_tag.strip('"').lower()
 
 
 def _md5_of(path: Path) -> str:

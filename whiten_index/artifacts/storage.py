@@ -60,9 +60,10 @@ class Storage:
     def push(self, path: Path) -> None:
         """Put an artifact or file into the bucket; an artifact that is there already stays."""
 
-    def replace(self, path: Path, data: bytes, tag: Tag | None) -> None:
-        """Put a file, or raise ``BusyError`` if it is not as ``latest`` saw it any more."""
+    def replace(self, path: Path, data: bytes, tag: Tag | None) -> Tag | None:
+        """Put a file and return its tag, or raise ``BusyError`` if another is there by now."""
         replace_file(path, data)
+        return None
 
     def drop(self, path: Path) -> None:
         """Remove a damaged artifact, so that it is written again everywhere."""

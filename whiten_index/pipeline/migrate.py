@@ -127,7 +127,9 @@ def migrate_index(config: MigrateConfig, *, progress: Progress | None = None) ->
         _remove_bridged(base, base.store, but=kept)
         with only_writer(base.root, what="index"):
             tidy(base.root)
-        with only_writer(base.store.folder, what="store"):
+        # If another process writes there, it does that.
+        unsaid = contextlib.suppress(BusyError, StorageError)
+        with unsaid, only_writer(base.store.folder, what="store"):
             base.store.tidy()
         return MigrateReport(config.index, name, rows, rows, finished=True, stages=stages)
     judged = None

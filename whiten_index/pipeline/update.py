@@ -213,8 +213,7 @@ def _publish(
             return version
         if version_number(version) > version_number(base.source.name):
             # A rollback would take it for one that passed its gates.
-            pass_over(out, read_current(out), version, mirror, tag)
-            tag = mirror.latest(out / CURRENT)
+            tag = pass_over(out, read_current(out), version, mirror, tag)
     version = next_version(out, spec.identity, mirror)
     for name in version_names(out, inside=CANDIDATES):
         remove_folder(out / CANDIDATES / name)

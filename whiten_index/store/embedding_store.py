@@ -358,6 +358,7 @@ class EmbeddingStore(Segments):
         Raises:
             ArtifactError: it is missing or damaged.
         """
+        require_target(path.parent)
         with self.mirror.opened(path) as file:
             data = _content(file)
         if data is None or _digest(data) != path.stem:
@@ -615,6 +616,12 @@ def encoder_folders(root: Place) -> list[Path]:
         if any(mirror.holds(folder / name) for name in (manifest.MANIFEST, "segments"))
         or mirror.names(folder / "segments")
     ]
+
+
+def holds_encoder(root: Place, fingerprint: str) -> bool:
+    """Return whether a store has the manifest of an encoder, sound or damaged."""
+    place, mirror = place_of(root)
+    return mirror.holds(place / fingerprint / manifest.MANIFEST)
 
 
 def require_encoder_folders(root: Place) -> list[Path]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.artifacts.atomic import require_path
+from whiten_index.artifacts.atomic import remove_killed, require_path
 from whiten_index.artifacts.cached_storage import place_of, required_place
 from whiten_index.artifacts.files import is_link
 from whiten_index.artifacts.storage import Place, settled
@@ -140,6 +140,8 @@ def gc_store(
             kept.update(counts)
         removed.update(bridged=len(unnamed), bytes=sum(unnamed.values()))
         if not dry_run:
+            if isinstance(place, Path):
+                remove_killed(place)
             for store, (paths, _, _) in zip(stores, garbage, strict=True):
                 store.keep_part_files(_parts_of(store, references))
                 removed["leftovers"] += store.tidy()

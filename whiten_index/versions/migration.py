@@ -12,7 +12,7 @@ from whiten_index.errors import ArtifactError, FormatError, StorageError
 from whiten_index.paths import is_uri
 from whiten_index.store.embedding_store import (
     EmbeddingStore,
-    encoder_folders,
+    holds_encoder,
     model_place,
     open_stores,
 )
@@ -64,7 +64,8 @@ def migration_status(index: Place) -> dict[str, Any] | None:
         try:
             store = open_store(mirror.uri or root, fields, given=None, reader="inspect", remedy="")
         except ArtifactError:
-            if any(map(encoder_folders, store_places(mirror.uri or root, fields))):
+            encoder = fields["encoder_fingerprint"]
+            if any(holds_encoder(p, encoder) for p in store_places(mirror.uri or root, fields)):
                 raise
             return None
         filled = filled_for(index, model_place(store.place) or store.place)

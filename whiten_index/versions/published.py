@@ -226,11 +226,16 @@ def _remove_unpublished(root: Path, version: str, mirror: Storage) -> None:
         mirror.remove(folder, own=True)
 
 
-def pass_over(root: Path, current: Current, version: str, mirror: Storage, tag: Tag | None) -> None:
-    """Note that nobody publishes a version that was made and never published; prune removes it."""
+def pass_over(
+    root: Path, current: Current, version: str, mirror: Storage, tag: Tag | None
+) -> Tag | None:
+    """Note that nobody publishes a version that was made and never published; prune removes it.
+
+    Return the tag of ``CURRENT`` as it is then.
+    """
     now = replace(current, removed=(*current.removed, version))
     with writing(root / CURRENT):
-        mirror.replace(root / CURRENT, sealed_json(asdict(now)), tag)
+        return mirror.replace(root / CURRENT, sealed_json(asdict(now)), tag)
 
 
 def put_current(root: Path, current: Current, mirror: Storage, tag: Tag | None) -> None:

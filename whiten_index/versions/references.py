@@ -21,7 +21,7 @@ from whiten_index.artifacts.storage import LOCAL, Place, Storage, settled
 from whiten_index.corpus.batches import DIGEST_BYTES
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
 from whiten_index.paths import cut, is_uri
-from whiten_index.store.embedding_store import EmbeddingStore, encoder_folders, model_place
+from whiten_index.store.embedding_store import EmbeddingStore, holds_encoder, model_place
 from whiten_index.store.notes import RegisteredIndex
 from whiten_index.store.records import CorpusRecord
 from whiten_index.versions.published import (
@@ -318,14 +318,17 @@ def open_store(
             f"before; or give the migration up: whiten-index migrate {root} --give-up"
         )
     places = [given] if given is not None else list(dict.fromkeys(store_places(root, fields)))
+    damage: ArtifactError | None = None
     for place in places:
         try:
             return EmbeddingStore.open(place, fingerprint=encoder, verify=verify)
         except ArtifactError as error:
-            if encoder in (folder.name for folder in encoder_folders(place)):
-                # It is there, and what is wrong with it says what to do.
-                raise
             reason = error
+            if damage is None and holds_encoder(place, encoder):
+                damage = error
+    if damage is not None:
+        # It is there, and what is wrong with it says what to do.
+        raise damage
     raise ArtifactError(
         f"{reader} reads the store of raw embeddings of encoder {encoder[:8]}, and there is none "
         f"in {' or '.join(cut(str(place), most=200) for place in places)}; {remedy}"

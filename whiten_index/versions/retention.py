@@ -347,7 +347,8 @@ def prune(root: Path | str, *, keep: int, verify: str = "full") -> PruneReport:
         if not mirror.uri:
             # Numbers are never used again; older ones need no note, for which a disk may be full.
             last = max(map(version_number, (*left, current.version)))
-            noted = [name for name in removed if version_number(name) > last]
+            newer = (name for name in removed if version_number(name) > last)
+            noted = [name for name in newer if name not in current.withdrawn]
         if noted:
             # From now on no other machine publishes one of them.
             if mirror.latest(folder / CURRENT) != tag or read_current(folder) != current:
@@ -379,7 +380,7 @@ def _kept(
     )
     apart = (next(group) for _, group in groupby(sound, _identity))
     before = before_bridged(mirror.uri or root) or current.version
-    return {current.version, before, *islice(apart, min(keep, len(names)))}
+    return {current.version, before, *islice(apart, min(keep, len({*names, current.version})))}
 
 
 def bridged_versions(index: Place, encoders: Collection[str]) -> list[str]:

@@ -184,6 +184,13 @@ class _Check:
                 found, advice = self.unread, "mend the disk or its permissions, and verify again"
             found[named(path)] = Damage(named(path), named(_reason(error)), named(advice))
 
+    def listed(self, kind: str, folder: Path, paths: Callable[[], Iterable[Path]]) -> list[Path]:
+        """Return the paths of a folder, none and a report if it cannot be listed."""
+        found = list[Path]()
+        with self.checking(kind, folder, "restore the folder from a copy", counted=False):
+            found += paths()
+        return found
+
 
 class _IndexCheck(_Check):
     def __init__(self, place: Place, root: Path) -> None:
@@ -299,7 +306,7 @@ class _StoreCheck(_Check):
         # Digests of the rows of sound segments.
         self._sound = dict[str, NDArray[np.uint8]]()
         self._references = list[Reference]()
-        for path in self.store.record_paths():
+        for path in self.listed("corpora", self.store.folder / "corpora", self.store.record_paths):
             remedy = f"{again}; if that corpus is gone, remove {path}"
             with self.checking("corpora", path, remedy):
                 record = self.store.record(path.name)
@@ -312,19 +319,22 @@ class _StoreCheck(_Check):
                 parts |= dict.fromkeys(self.store.part_files(part) if part.rows else (), part)
         copied = f"whiten-index gc {root}, on a machine with a sound copy, puts it there again; or "
         remedy = f"{copied if self.mirror.uri else ''}{self._again}"
-        for path in dict.fromkeys([*self.store.all_part_files(), *parts]):
+        there = self.listed("part_files", self.store.folder, self.store.all_part_files)
+        for path in dict.fromkeys([*there, *parts]):
             with self.checking("part_files", path, remedy):
                 self.store.check_part_file(path, parts.get(path))
         self._check_segments()
         for kind in RESULTS:
-            for path in self.store.results.files(kind):
+            results = partial(self.store.results.files, kind)
+            for path in self.listed(kind, self.store.folder / kind, results):
                 with self.checking(kind, path, remedy_of(path)):
                     self.store.results.check(path)
 
     def _read_versions(self) -> None:
         """Read the references of versions that can be read; indexes are verified apart."""
         indexes = dict[Place, None]()
-        for path in self.store.indexes.files():
+        registry = self.store.indexes
+        for path in self.listed("registered indexes", registry.folder, registry.files):
             remedy = (
                 "update or build again each index that is built from this store, which writes it "
                 f"again; if the index is gone, remove {path}"
@@ -377,3 +387,5 @@ class _StoreCheck(_Check):
             return 0 if whole else int((~sound.find(self.store.digests(part)).known).sum())
         except ArtifactError:
             return part.rows
+        except StorageError:
+            return 0  # its file is reported as unread
