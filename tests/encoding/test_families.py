@@ -72,6 +72,23 @@ def test_each_family_agrees_with_sentence_transformers(tiny, tmp_path, family, p
     assert_alike(encoder.encode_queries(texts()), expected)
 
 
+@pytest.mark.parametrize("name", ["T5", "MT5", "UMT5", "LongT5"])
+@pytest.mark.parametrize("both", [False, True])
+def test_an_encoder_saved_without_its_decoder(tiny, tmp_path, name, both):
+    """sentence-transformers saves T5 so; older ones left ``is_encoder_decoder`` true."""
+    whole = tiny("t5")
+    folder = add_modules(copied(whole, tmp_path / "t5"))
+    settings = transformers.T5Config.from_pretrained(whole).to_dict()
+    config = transformers.AutoConfig.for_model(**{**settings, "model_type": name.lower()})
+    made = getattr(transformers, f"{name}EncoderModel")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        made(config).save_pretrained(folder)
+    edit_json(folder / "config.json", is_encoder_decoder=both)
+    assert not [key for key in load_file(folder / "model.safetensors") if "decoder" in key]
+    assert_alike(load(folder).encode(texts()), truth(folder, texts()))
+
+
 @pytest.mark.parametrize(
     ("family", "longest", "default"),
     [

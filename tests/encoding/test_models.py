@@ -226,7 +226,7 @@ def test_sizes_that_a_configuration_claims_are_not_allocated(tmp_path, name):
 
 
 @pytest.mark.parametrize(("kind", "name"), [
-    ("bart", "decoder_layers"), ("bart", "encoder_layers"), ("t5", "num_decoder_layers"),
+    ("bart", "decoder_layers"), ("bart", "encoder_layers"), ("t5", "num_layers"),
 ])  # fmt: skip
 def test_layers_that_the_weights_do_not_have_are_not_made(folder, kind, name):
     config = {"model_type": kind, "num_layers": 1, "d_model": 32, "num_heads": 1, name: 400}

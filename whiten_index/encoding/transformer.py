@@ -22,6 +22,13 @@ from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.encoding.tokenization import load_tokenizer, loading_model
 from whiten_index.errors import EncoderError
 
+# Of these sentence-transformers takes, and saves, the encoder alone.
+_ENCODERS = {
+    "t5": "T5EncoderModel",
+    "mt5": "MT5EncoderModel",
+    "umt5": "UMT5EncoderModel",
+    "longt5": "LongT5EncoderModel",
+}
 _MOST_UNPACKED = 1 << 30  # bytes of tensors that are not in the files
 # Tensors that are not in the files, and the least bytes of one there, its name among them.
 _MOST_MISSING, _TENSOR_BYTES = 1000, 100
@@ -59,7 +66,8 @@ def load_transformer(
             if file.suffix != ".safetensors":
                 with open_file(file) as opened:
                     _require_stored(opened)
-        model, loading = transformers.AutoModel.from_pretrained(
+        alone = _encoder_class(folder)
+        model, loading = (alone or transformers.AutoModel).from_pretrained(
             folder.path,
             # A CPU computes in float32 but for products; float16 is slow there.
             dtype=getattr(torch, "float32" if on_cpu else spec.dtype),
@@ -68,7 +76,7 @@ def load_transformer(
             weights_only=True,
             output_loading_info=True,
         )
-        encoder = model.get_encoder() if model.config.is_encoder_decoder else model
+        encoder = model.get_encoder() if alone or model.config.is_encoder_decoder else model
         encoder = unmapped(encoder.to(device).eval())
         with torch.inference_mode():
             # A wrong value of the configuration may be noticed no sooner.
@@ -99,6 +107,12 @@ def require_finite(name: str, module: nn.Module) -> None:
         raise EncoderError(f"{name} has weights that are not finite; use another model")
 
 
+def _encoder_class(folder: ModelFolder) -> Any:
+    """Return the class of the encoder alone; None if the model is no such one, or brings code."""
+    name = None if folder.has_code else _ENCODERS.get(str(folder.config.get("model_type")))
+    return name and getattr(transformers, name)
+
+
 def _require_size(folder: ModelFolder) -> None:
     """Refuse a configuration that asks for far more memory than the files of weights have bytes."""
     # Weights of quantized models have a part of a byte for each number.
@@ -108,7 +122,8 @@ def _require_size(folder: ModelFolder) -> None:
         config = transformers.AutoConfig.from_pretrained(folder.path, **folder.loading)
         files = sum(file.stat().st_size for file in weight_files(folder.path))
         with torch.device("meta"), _at_most(_MOST_MISSING + files // _TENSOR_BYTES):
-            model = transformers.AutoModel.from_config(config)
+            alone = _encoder_class(folder)
+            model = alone(config) if alone else transformers.AutoModel.from_config(config)
     size = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
     if size > _MOST_UNPACKED + 4 * files:
         raise EncoderError(
