@@ -238,6 +238,13 @@ def test_modules_of_other_packages_never_run(plain, tmp_path, monkeypatch):
         ({"text_config": {"backbone": "acme/images"}}, "('acme/images'), which"),
         ({"num_hidden_layers": 1001}, "says 1,001 layers"),
         ({"num_hidden_layers": 0}, "has none of num_hidden_layers"),
+        ({"num_mtp_layers": 10**9}, "says 1,000,000,000 layers"),
+        (
+            {"model_type": "gpt_neo", "attention_types": [[["global", "local"], 10**9]]},
+            "says 2,000,000,000 layers",
+        ),
+        ({"text_config": {"attention_types": [[[], 10**9], ["ab", -5]]}}, "says 1,000,000,000"),
+        ({"model_type": "fnet", "use_tpu_fourier_optimizations": True}, "texts of one length"),
         ({"num_labels": 10**10}, "says 10,000,000,000 labels"),
         ({"max_position_embeddings": 10**9}, "says 1,000,000,000 positions"),
         ({"model_type": "distilbert", "max_position_embeddings": 10**5}, "says 100,000 positions"),

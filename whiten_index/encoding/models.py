@@ -73,7 +73,10 @@ _STATIC_LENGTH = 512  # tokens that model2vec reads of a text, unless its config
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 # Each takes memory and time before it is compared with the weights.
 _LIMITS = {
-    "layers": (_LAYERS, 1000),
+    "layers": (
+        (*_LAYERS, "num_dense_layers", "first_k_dense_replace", "num_mtp_layers",
+         "num_nextn_predict_layers", "num_residual_layers"), 1000,
+    ),
     "labels": (("num_labels",), 100_000),
     "positions": (
         ("max_position_embeddings", "n_positions", "max_positions", "context_length",
@@ -311,17 +314,34 @@ def _require_own_code(name: str, config: Mapping[str, Any], *, consent: bool) ->
             f"config.json of model {name} names a model of images on the hub ({shown(image)}), "
             "which would be fetched; name a model of texts"
         )
+    if any(_named(config, "use_tpu_fourier_optimizations")):
+        raise EncoderError(
+            f"config.json of model {name} sets use_tpu_fourier_optimizations, by which it takes "
+            "texts of one length alone; set it to false, which gives the same embeddings"
+        )
     tabled = any(each in _TABLED for each in _named(config, "model_type"))
     widths = (each for each in _named(config, *_WIDTHS, "emb_dim") if isinstance(each, int))
     rows = _TABLE_NUMBERS // max(_TABLE_WIDTH, *widths)
     for what, (keys, most) in _LIMITS.items():
         most = rows if tabled and what == "positions" else most
-        said = (each for each in _named(config, *keys) if isinstance(each, int))
+        said = [each for each in _named(config, *keys) if isinstance(each, int)]
+        if what == "layers":
+            said += map(_attention_layers, _named(config, "attention_types"))
         if (number := max(said, default=0)) > most:
             raise EncoderError(
                 f"config.json of model {name} says {number:,} {what}; a model has at most "
                 f"{most:,}; restore the model folder"
             )
+
+
+def _attention_layers(types: Any) -> int:
+    """Return the layers of GPT-Neo's pairs of kinds and a number, which transformers writes out."""
+    found = 0
+    for each in types if isinstance(types, list) else ():
+        match each:
+            case [list() | dict() | str() as kinds, int(number), *_]:
+                found += max(len(kinds), 1) * max(number, 0)
+    return found
 
 
 def _quantized(config: Mapping[str, Any]) -> bool:
