@@ -101,7 +101,7 @@ def test_candidates_are_ranked_again_if_the_index_was_opened_so(
 
 
 def test_one_store_is_named_for_those_of_several_indexes_that_it_is_of(
-    tmp_path: Path, tiny_model: Path, tiny_words: tuple[str, ...]
+    tmp_path: Path, tiny_model: Path, tiny_words: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     made = [
         build(
@@ -119,6 +119,16 @@ def test_one_store_is_named_for_those_of_several_indexes_that_it_is_of(
             assert [each["kind"] for each in answer["columns"]] == ["raw", "index"]
     with pytest.raises(ArtifactError, match="moved does not hold the corpus"):
         asking(made[1], rerank=ROWS, store=moved)
+    nothing = str(tmp_path / "nothing")
+    (tmp_path / "moved").rename(tmp_path / "sa")
+    with pytest.raises(ArtifactError, match=r"^a: .*there is none in .*nothing"):
+        asking(*made, rerank=ROWS, store=nothing)
+    with caplog.at_level("INFO", "whiten_index.serving"):
+        asking(*made, rerank=ROWS, store=str(tmp_path / "sa"))
+    (told,) = (each.getMessage() for each in caplog.records if "recorded" in each.getMessage())
+    assert told.startswith("b: ")
+    assert "sa does not hold the corpus" in told
+    (tmp_path / "sa").rename(tmp_path / "moved")
     (tmp_path / "sb").rename(tmp_path / "gone")
     with pytest.raises(ArtifactError, match=r"^b: .*moved does not hold the corpus"):
         asking(*made, rerank=ROWS, store=moved)
@@ -130,6 +140,24 @@ def test_a_server_whose_searches_would_all_be_refused_does_not_start(index: Path
     with asking(index, rerank=10 * ROWS, max_hits=ROWS) as client:
         for path, body in (("search", {"texts": TEXT}), ("compare", {"text": TEXT})):
             assert client.post(f"/v1/{path}", json=body).status_code == 200
+
+
+def test_a_new_version_whose_searches_would_all_be_refused_is_a_fault(tmp_path: Path) -> None:
+    def made(rows: int) -> Path:
+        source = builds.write_rows(tmp_path / "c.parquet", random_rows(rows=rows))
+        return builds.build(tmp_path / "i", source, store=str(tmp_path / "st")).out
+
+    service = Service({"i": made(ROWS)}, ServeOptions(rerank=1000, max_hits=ROWS))
+    made(ROWS + 100)
+    # It stays a fault as long as that version answers.
+    for _ in range(2):
+        service.indexes["i"].reload()
+    with TestClient(application(service), base_url="http://127.0.0.1") as client:
+        (index,) = client.get("/v1/indexes").json()["indexes"]
+        assert index["rows"] == ROWS + 100
+        assert "ranks 400 candidates again" in index["fault"]
+        assert client.get("/readyz").json()["indexes"]["i"]["reload_failed"]
+        assert "--max-hits" in client.post("/v1/search", json={"id": "0"}).text
 
 
 def test_an_index_built_to_rank_again_is_served_with_its_store_moved(tmp_path: Path) -> None:

@@ -40,7 +40,10 @@ class Metrics:
         )
         self._rows = Gauge(_PREFIX + "rows", "Rows of that version.", ["index"], **own)
         self._fault = Gauge(
-            _PREFIX + "reload_failed", "1 if the newest version cannot be opened.", ["index"], **own
+            _PREFIX + "reload_failed",
+            "1 if the newest version cannot be opened or searched.",
+            ["index"],
+            **own,
         )
 
     def request(self, route: str, status: int, seconds: float) -> None:

@@ -67,17 +67,16 @@ class ServedIndex:
             known = {**given, "store": store if options.rerank != 0 else None}
             return open_index(place, **{k: v for k, v in known.items() if v is not None})
 
+        # Why the store that was given was not the one that was read, last.
+        self.store_fault: ArtifactError | None = None
         self._index = self._with_store(opened)
-        if (read := _most_read(self.opened, 1)) > options.max_hits:
-            raise ConfigError(
-                f"each query of {name} ranks {read:,} candidates again, and a request may have "
-                f"{options.max_hits:,}; raise --max-hits, or give a smaller --rerank"
-            )
+        if refusing := self._refusing():
+            raise ConfigError(refusing)
         for each in others:
             self._index.share_encoder(each._index)
         if self.encodes:
             _ = self._index.encoder
-        # Why the newest version does not answer; empty if it does.
+        # Why the newest version does not answer, or refuses; empty if it answers.
         self.fault = ""
         self._comparing = threading.Lock()
         self._comparison: Comparison | None = None
@@ -107,7 +106,7 @@ class ServedIndex:
                 self._metrics.version(self.name, bundle.version, len(bundle), before)
                 self._comparison = None
                 release_memory()
-            self.fault, self._failures = "", 0
+            self.fault, self._failures = self._refusing(), 0
         except Exception as error:
             # It is read as a whole each time, so less and less often.
             self.fault = cell(first_line(error))
@@ -145,10 +144,24 @@ class ServedIndex:
         except ArtifactError as error:
             if self._alone or self._options.store is None:
                 raise
+            fault = ArtifactError(f"{self.name}: {error}")
             try:
-                return read(None)
+                found = read(None)
             except ArtifactError:
-                raise ArtifactError(f"{self.name}: {error}") from error
+                raise fault from error
+            self.store_fault = fault
+            _LOG.info("%s (its recorded store is read)", fault)
+            return found
+
+    def _refusing(self) -> str:
+        """Return why the version that answers would refuse each search; empty if it would not."""
+        read, most = _most_read(self.opened, 1), self._options.max_hits
+        if read <= most:
+            return ""
+        return (
+            f"each query of {self.name} ranks {read:,} candidates again, and a request may have "
+            f"{most:,}; raise --max-hits, or give a smaller --rerank"
+        )
 
 
 class Service:
@@ -166,6 +179,9 @@ class Service:
                 given = name, place, options, self.metrics, others
                 opened = opening.submit(ServedIndex, *given, alone=len(places) == 1)
                 self.indexes[name] = opened.result()
+        faults = [each.store_fault for each in self.indexes.values()]
+        if faults and (first := faults[0]) is not None and all(faults):
+            raise first
         self._batcher = Batcher(self.metrics)
 
     @contextlib.asynccontextmanager
