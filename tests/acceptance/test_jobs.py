@@ -96,6 +96,8 @@ def test_paths_of_a_job_file_may_begin_at_home(
     done("push", "--config", job)
     job.write_text('index = "~/i"\n[[push]]\nto = "~/v.parquet"')
     assert run("nightly", job).status == 0
+    job.write_text('indexes = ["a=~/i", "b=~/nowhere"]')
+    assert f"{home}/nowhere does not exist" in " ".join(run("serve", "--config", job).err.split())
     made = {"news", "i", "s", "run.jsonl", "v.parquet"}
     assert {each.name for each in home.iterdir() if not each.name.startswith(".")} == made
     assert {each.name for each in tmp_path.iterdir()} == {"home", "job.toml"}

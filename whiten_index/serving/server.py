@@ -28,6 +28,7 @@ from starlette.routing import Route
 import whiten_index
 from whiten_index.artifacts.files import unforeseen
 from whiten_index.errors import ConfigError, StorageError, WhitenIndexError
+from whiten_index.paths import at_home
 from whiten_index.serving import problems
 from whiten_index.serving.bodies import (
     CompareBody,
@@ -332,6 +333,9 @@ def named(arguments: tuple[str, ...]) -> dict[str, str]:
         name, equals, place = each.partition("=")
         if not equals or "/" in name:
             name, place = each.rstrip("/").rpartition("/")[2] or each, each
+        elif place.startswith("~"):
+            # Neither a shell nor the reader of job files looks behind the name.
+            place = str(at_home(place))
         if name in found:
             raise ConfigError(f"two indexes are called {name}; name one as NAME={place}")
         found[name] = place
