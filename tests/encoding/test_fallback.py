@@ -83,6 +83,47 @@ def test_weights_that_attention_would_hide_are_refused(tmp_path: Path) -> None:
         load_encoder(str(folder), trust_remote_code=True, device="cpu")
 
 
+_STEPS = """
+import torch
+
+class Own(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if "isfinite" in str(function):
+            raise NotImplementedError(function)
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+class Mixing(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_parameter("weight", torch.nn.Parameter(MAKE, requires_grad=False))
+
+    def forward(self, features):
+        states = features["sentence_embedding"]
+        features["sentence_embedding"] = (self.weight @ states.T).as_subclass(torch.Tensor).T
+        return features
+
+    @classmethod
+    def load(cls, *_, **__):
+        return cls()
+"""
+
+
+@pytest.mark.parametrize("made", ["{}.to_sparse()", "{}.as_subclass(Own)"])
+def test_weights_of_other_kinds_of_tensors_are_not_asked(tmp_path: Path, made: str) -> None:
+    """Those of torchao are tensors of a class of their own, and cannot say what is finite."""
+    folder = tiny_models.add_modules(tiny_models.bert(tmp_path / "model"))
+    weight = made.format("torch.diag(torch.arange(32.0))")
+    (folder / "steps.py").write_text(_STEPS.replace("MAKE", weight))
+    modules = json.loads((folder / "modules.json").read_text())
+    modules.append({"idx": 2, "name": "2", "path": "2_Mixing", "type": "steps.Mixing"})
+    tiny_models.write_json(folder / "modules.json", modules)
+    (folder / "2_Mixing").mkdir()
+    encoder = load_encoder(str(folder), trust_remote_code=True, device="cpu")
+    expected = truth(folder, TEXTS, queries=False)
+    np.testing.assert_allclose(unit(encoder.encode(TEXTS)), expected, atol=1e-5)
+
+
 def test_memory_that_runs_out_halves_the_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,8 +102,14 @@ def unmapped(module: nn.Module) -> nn.Module:
 
 def require_finite(name: str, module: nn.Module) -> None:
     """Refuse weights of NaN or infinity: attention and activations make finite numbers of them."""
-    # Not all numbers of one byte, as of quantized weights, can be asked.
-    if not all(each.itemsize == 1 or each.isfinite().all() for each in module.parameters()):
+    # Quantized weights cannot all be asked: numbers of one byte, or tensors of a class of their
+    # own, as of torchao. Nor can sparse ones.
+    asked = (
+        each
+        for each in module.parameters()
+        if each.itemsize > 1 and type(each.data) is Tensor and each.layout is torch.strided
+    )
+    if not all(each.isfinite().all() for each in asked):
         raise EncoderError(f"{name} has weights that are not finite; use another model")
 
 
