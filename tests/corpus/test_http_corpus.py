@@ -14,7 +14,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from tests.helpers.bad_input import CORPUS, DISK, run
+from tests.helpers.bad_input import CORPUS, DISK, OPTIONS, process, run
 from tests.helpers.builds import write_rows
 
 SIGNATURE = "0123456789abcdef0123456789abcdef"
@@ -149,6 +149,29 @@ def test_a_redirect_to_another_host_takes_no_secret_there(
     # On its own host, the server may redirect.
     status, said = _encode(f"{address}/moved/x.parquet", tmp_path / "store")
     assert "403, message='Forbidden'" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("conf.ini", f"[http\nAuthorization: Bearer {SIGNATURE}"),
+        ("conf.json", f'{{"http": {{"headers": "{SIGNATURE}"'),
+        ("conf.json", f'{{"http": "{SIGNATURE}"}}'),
+        ("conf.json", f'{{"http": {{"client_kwargs": "{SIGNATURE}"}}}}'),
+    ],
+)
+def test_a_broken_configuration_of_fsspec_is_not_shown(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    monkeypatch.setenv("FSSPEC_CONFIG_DIR", str(tmp_path))
+    command = ("encode", f"{address}/x.parquet", "--embedding-column", "e", "--store", "s")
+    with process(*command) as child:
+        out, said = child.communicate()
+    assert child.returncode == OPTIONS
+    assert "the configuration of fsspec cannot be read" in said
+    assert SIGNATURE not in out + said
+    assert len(said.splitlines()) == 1
 
 
 def test_a_redirect_to_another_port_takes_no_secret_there(

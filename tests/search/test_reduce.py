@@ -187,6 +187,22 @@ def test_what_lies_among_our_files_is_not_lost(
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
 
 
+def test_no_temporary_folder_is_put_in_place(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a file in the new folder, whose removal failed once."""
+    transform, real = QueryTransform.of(index), Whitening.save
+
+    def save(self: Whitening, path: Path) -> None:
+        real(self, path)
+        (path.parent / f".tmp-config.json~{8 * '0'}-{12 * '0'}").mkdir()
+
+    monkeypatch.setattr(Whitening, "save", save)
+    for _ in range(2):
+        transform.save(tmp_path / "made")
+    assert not list((tmp_path / "made").glob(".tmp-*"))
+
+
 def test_what_comes_while_a_folder_is_written_is_not_lost(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

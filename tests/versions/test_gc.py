@@ -10,6 +10,7 @@ import pytest
 from tests.helpers.bad_input import run, succeed
 from tests.helpers.builds import build, column_facts, random_rows, write_rows
 from tests.versions.upkeep import (
+    DIM,
     World,
     add_version,
     assert_reads,
@@ -19,6 +20,7 @@ from tests.versions.upkeep import (
 )
 from whiten_index.artifacts.atomic import make_folder, remove_folder
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
+from whiten_index.store.dtypes import StoreDtype
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusRecord
 from whiten_index.versions.compaction import compact_store
@@ -254,6 +256,22 @@ def test_a_store_whose_making_was_killed_stops_nothing(tmp_path, monkeypatch):
                 EmbeddingStore.create(world.place, column_facts(8, "new"), f"{count}" * 32)
         for command in ("gc", "compact", "verify"):
             succeed(command, world.place)
+
+
+def test_a_first_encode_that_was_interrupted_stops_not_the_other_encoders(tmp_path):
+    world, _ = two_states(tmp_path)
+    store = world.store
+    other = EmbeddingStore.create(world.place, column_facts(8, "new"), "0" * 32)
+    rng = np.random.default_rng(0)
+    digests = rng.integers(0, 256, (20, 16), dtype=np.uint8)
+    other.write(digests, rng.normal(size=(20, 8)), dtype=StoreDtype.FLOAT32)
+    unneeded = rng.integers(0, 256, (20, 16), dtype=np.uint8)
+    store.write(unneeded, rng.normal(size=(20, DIM)), dtype=StoreDtype.FLOAT32)
+    assert compact_store(world.place)
+    report = gc_store(world.place, keep_days=0)
+    assert report.segments > 0
+    assert report.left_alone == (str(other.folder),)
+    assert len(other.segment_names()) == 1
 
 
 def test_a_version_behind_a_link_stops_it_and_so_does_a_link_to_nothing(tmp_path):

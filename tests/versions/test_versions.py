@@ -161,6 +161,19 @@ def test_lists_in_a_file_that_the_manifest_does_not_name_are_refused(
     assert outside.read_bytes() == before
 
 
+def test_an_index_that_would_search_no_list_is_refused(tmp_path: Path) -> None:
+    corpus = write_rows(tmp_path / "c.parquet", random_rows(3, rows=300))
+    build(tmp_path / "out", corpus, factory="IVF4,SQ8")
+    (only,) = names(tmp_path / "out")
+    path = tmp_path / "out" / "versions" / only / "index.faiss"
+    index = faiss.read_index(str(path))
+    faiss.extract_index_ivf(index).nprobe = 0
+    faiss.write_index(index, str(path))
+    reseal(path)
+    status, _, said = run("search", tmp_path / "out", "--like", 1)
+    assert (status, "would look into none of its lists" in said) == (ARTIFACT, True)
+
+
 def make_lists_on_disk(path: Path, place: str, made: Path) -> None:
     """Rewrite an index of lists so that its lists are in another file."""
     index = faiss.read_index(str(path))

@@ -324,6 +324,8 @@ def replace_folder(
             if old is not None:
                 _close(temporary)
             make(new)
+            for folder in (new, *filter(is_folder, list_folder(new))):
+                remove_leftovers(folder)
             # Something else may have come meanwhile.
             require_free(path, files=files, what=what)
             if old is not None:

@@ -1,5 +1,6 @@
 """Parquet files of a corpus, by path, folder, glob or URI, on any file system."""
 
+import configparser
 import contextlib
 import errno
 import fnmatch
@@ -144,8 +145,7 @@ def resolve(source: str) -> tuple[Any, str]:
         )
     if scheme in _ARROW_SCHEMES and (found := _arrow(scheme, source)) is not None:
         return found
-    import fsspec
-
+    fsspec = _fsspec()
     try:
         with asking(source):
             try:
@@ -252,6 +252,25 @@ def _library(error: BaseException | None) -> str:
     return type(error).__module__.partition(".")[0]
 
 
+def _fsspec() -> Any:
+    """Import fsspec, which reads its configuration then; what that says may be secret."""
+    try:
+        import fsspec
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, configparser.Error) as error:
+        sort = type(error).__name__
+    else:
+        settings = [fsspec.config.conf.get(name, {}) for name in ("http", "https")]
+        if all(isinstance(each, dict) for each in settings) and all(
+            isinstance(each.get("client_kwargs", {}), dict) for each in settings
+        ):
+            return fsspec
+        sort = "no object"
+    raise ConfigError(
+        f"the configuration of fsspec cannot be read ({sort}); mend or remove the files in "
+        "~/.config/fsspec, or in FSSPEC_CONFIG_DIR"
+    )
+
+
 def _http_options(source: str) -> dict[str, Any]:
     """Return options by which no answer of a server at http:// or https:// does harm.
 
@@ -260,9 +279,9 @@ def _http_options(source: str) -> dict[str, Any]:
     if (scheme := source.partition(":")[0]) not in ("http", "https"):
         return {}
     import aiohttp
-    import fsspec
     from yarl import URL
 
+    fsspec = _fsspec()
     settings = [fsspec.config.conf.get(each, {}) for each in ("http", "https")]
     given = fsspec.config.conf.get(scheme, {}).get("client_kwargs", {})
     added = {str(name).lower() for each in (given, *settings) for name in each.get("headers") or ()}

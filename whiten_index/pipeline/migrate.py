@@ -223,12 +223,14 @@ def _fill(
             parts = open_corpus(drawn, stages)
             work, rows, chosen = shard_work(target, parts), 0, list[int]()
             order = np.random.default_rng(target.seed).permutation(len(parts.shards)).tolist()
+            left = False
             for place in order:
-                if rows < most:
-                    missing = len(work.look(parts.shards[place]).to_encode)
-                    chosen += [place] if missing else []
+                missing = 0 if left else len(work.look(parts.shards[place]).to_encode)
+                left |= bool(missing) and rows >= most
+                if missing and not left:
+                    chosen.append(place)
                     rows += missing
-            whole = rows < most and row_filter == own
+            whole = not left and row_filter == own
             if rows and not whole:
                 shards = tuple(parts.shards[place] for place in sorted(chosen))
                 corpus = replace(parts, shards=shards)

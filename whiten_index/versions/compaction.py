@@ -20,6 +20,7 @@ from whiten_index.store.segments import Segment
 from whiten_index.versions.references import (
     indexes_of,
     is_being_filled,
+    lacks_record,
     lock_indexes,
     lock_stores,
     needed_digests,
@@ -80,7 +81,9 @@ def compact_store(root: Place, *, segment_rows: int = SHARD_ROWS) -> CompactRepo
         raise ConfigError(f"segments have 1 row or more; segment_rows {segment_rows} was given")
     place = required_place(root)
     counts, before, after = Counter[str](), Counter[str](), Counter[str]()
-    for store in itertools.filterfalse(is_being_filled, open_stores(place)):
+    stores = open_stores(place)
+    stores = list(itertools.filterfalse(lacks_record, stores)) or stores
+    for store in itertools.filterfalse(is_being_filled, stores):
         with contextlib.ExitStack() as locks:
             lock_stores(place, [store], locks)
             if is_being_filled(store):

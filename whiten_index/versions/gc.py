@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import remove_killed, require_path
 from whiten_index.artifacts.cached_storage import place_of, required_place
-from whiten_index.artifacts.files import is_link
+from whiten_index.artifacts.files import exists, is_link
 from whiten_index.artifacts.storage import Place, settled
 from whiten_index.errors import ArtifactError, ConfigError
-from whiten_index.paths import is_uri, shown
+from whiten_index.paths import as_place, is_uri, shown
 from whiten_index.store.digest_index import HashTable, digest_keys
 from whiten_index.store.embedding_store import (
     EmbeddingStore,
@@ -28,17 +28,19 @@ from whiten_index.store.embedding_store import (
 )
 from whiten_index.store.notes import CHOICES, SAMPLES, UNFINISHED, owner_of
 from whiten_index.store.records import CorpusPart
-from whiten_index.versions.published import read_index_id, read_published
+from whiten_index.versions.published import INDEX_ID, read_index_id, read_published
 from whiten_index.versions.references import (
     Reference,
     files_naming,
     index_references,
     indexes_of,
     is_being_filled,
+    lacks_record,
     lock_indexes,
     lock_stores,
     needed_digests,
     references_of,
+    require_at_its_place,
     stores_of,
 )
 
@@ -60,6 +62,7 @@ class GcReport:
     bytes: int  # freed, those of leftovers not counted
     kept: dict[str, int]  # kind -> how many of it stay; `recent` of them stay for their age alone
     indexes: tuple[str, ...]  # those built from the store
+    left_alone: tuple[str, ...]  # folders of encoders of which no corpus is recorded
     references: int  # corpora and versions that need something
 
 
@@ -117,6 +120,9 @@ def gc_store(
         if len(stores) < len(every):
             # A migration under way may need them.
             bridged = []
+        # Others are collected if one has no record, as after a first encode that was interrupted.
+        unrecorded = [each for each in stores if lacks_record(each)]
+        cleaned = [each for each in stores if each not in unrecorded] or stores
         users = {index: stores_of(index, place, stores) for index in named}
         files = files_naming(place, stores, gone, named)
         used_by = list(dict.fromkeys([*indexes_of(place, stores, but=files), *named]))
@@ -130,11 +136,11 @@ def gc_store(
                     store.indexes.register(index, index_id)
             for store, file in itertools.product(stores, files):
                 store.indexes.forget(file)
-        references = references_of(place, stores, used_by)
+        references = references_of(place, cleaned, used_by)
         since = time.time() - keep_days * _DAY if keep_days else math.inf
         # All is looked at before anything is removed.
-        garbage = [_garbage(store, references, since) for store in stores]
-        unnamed = _unnamed(bridged, place, used_by)
+        garbage = [_garbage(store, references, since) for store in cleaned]
+        unnamed = _unnamed(bridged, place, used_by, lost)
         for _, one, counts in garbage:
             removed.update(one)
             kept.update(counts)
@@ -142,19 +148,24 @@ def gc_store(
         if not dry_run:
             if isinstance(place, Path):
                 remove_killed(place)
-            for store, (paths, _, _) in zip(stores, garbage, strict=True):
+            for store, (paths, _, _) in zip(cleaned, garbage, strict=True):
                 store.keep_part_files(_parts_of(store, references))
                 removed["leftovers"] += store.tidy()
                 store.mirror.remove(*paths)
                 removed["leftovers"] += store.mirror.remove_unnamed(store.segments_folder)
             for each in unnamed:
                 remove_bridged(each)
+            for each in bridged:
+                for folder in encoder_folders(each) if isinstance(each, Path) else ():
+                    remove_killed(folder)
+                    remove_killed(folder / "segments")
     return GcReport(
         store=str(place),
         dry_run=dry_run,
         **removed,
         kept=dict(kept),
         indexes=tuple(map(str, used_by)),
+        left_alone=tuple(str(each.folder) for each in unrecorded),
         references=len(references),
     )
 
@@ -174,8 +185,15 @@ def _move_migrations(store: EmbeddingStore, gone: Collection[str], to: Sequence[
                 store.results.save_migration(old, None)
 
 
-def _unnamed(bridged: Sequence[Place], root: Place, indexes: Sequence[Place]) -> dict[Place, int]:
-    """Return the stores of bridged versions that are no more, and their bytes."""
+def _unnamed(
+    bridged: Sequence[Place], root: Place, indexes: Sequence[Place], lost: Collection[str]
+) -> dict[Place, int]:
+    """Return the stores of bridged versions that are no more, and their bytes.
+
+    Such a store also has a register, of indexes that may not be those of the store next to it.
+    """
+    local = (each for each in indexes if isinstance(each, Path) and exists(each / INDEX_ID))
+    known = {*map(str, indexes), *lost, *map(read_index_id, local)}
     folders = {each: encoder_folders(each) for each in bridged}
     # Of moved stores and indexes, the name of an encoder's folder stays.
     encoders = {each.name for some in folders.values() for each in some}
@@ -184,8 +202,25 @@ def _unnamed(bridged: Sequence[Place], root: Place, indexes: Sequence[Place]) ->
     return {
         place: place_of(place)[1].size(*some)
         for place, some in folders.items()
-        if some and not named.intersection(each.name for each in some)
+        if some
+        and not named.intersection(each.name for each in some)
+        and not any(_is_needed(store, known) for store in open_stores(place))
     }
+
+
+def _is_needed(store: EmbeddingStore, known: Collection[str]) -> bool:
+    """Return whether an index that is not ``known``, by place or id, may need a bridged store."""
+    for each in store.indexes.registered():
+        if each.place in known or each.id in known:
+            continue
+        try:
+            require_at_its_place(each, store.place)
+            index = as_place(each.place, what="the index")
+            if any(index_references(index, store.place, {store.fingerprint})):
+                return True
+        except ArtifactError:
+            return True  # its disk may not be mounted
+    return False
 
 
 def _parts_of(store: EmbeddingStore, references: Sequence[Reference]) -> Iterator[CorpusPart]:

@@ -212,21 +212,29 @@ def is_being_filled(store: EmbeddingStore, ended: Collection[str] = ()) -> bool:
     return any(note and index not in ended for index, note in found.items())
 
 
+def lacks_record(store: EmbeddingStore) -> bool:
+    """Return whether a store has rows, and not said of which corpus: nobody knows who needs them.
+
+    Rows of migrations that were given up are needed by none.
+    """
+    notes = store.results.migrations()
+    given_up = bool(notes) and False not in notes.values()
+    return not store.record_paths() and not given_up and bool(store.segment_names())
+
+
 def references_of(
     root: Place, stores: Collection[EmbeddingStore], indexes: Iterable[Place]
 ) -> list[Reference]:
     """Return the references of the corpora of stores, and of the versions of indexes."""
     found = list[Reference]()
     for store in stores:
-        paths = store.record_paths()
-        notes = store.results.migrations()
-        given_up = bool(notes) and False not in notes.values()
-        if not paths and not given_up and store.segment_names():
+        if lacks_record(store):
             raise ArtifactError(
                 f"{store.folder / 'corpora'} has no record of a corpus, so that it is not known "
                 "which rows are needed; mount its disk, run the encode that was interrupted to its "
                 f"end, or, if nothing needs them, remove {store.folder}"
             )
+        paths = store.record_paths()
         found += [Reference(store.fingerprint, store.record(path.name)) for path in paths]
     for index in indexes:
         found += index_references(index, root, {store.fingerprint for store in stores})
