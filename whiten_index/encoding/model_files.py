@@ -133,7 +133,8 @@ def require_readable(folder: Path, error: BaseException) -> None:
             open_file(path).close()
             if isinstance(error, FileNotFoundError) and (
                 # safetensors names the file in its text alone.
-                str(error.filename) == str(path) or str(error).endswith(f": {path}")
+                str(error.filename) == str(path)
+                or str(error).endswith((f": {path}", f': "{path}"'))
             ):
                 raise StorageError(
                     f"{path} could not be opened, though it is there; run the same command again"
