@@ -73,10 +73,10 @@ def assert_told(world: World, name: str) -> None:
     assert sorted(world.root.parent.iterdir()) == around
 
 
-def assert_damaged(told: str, *arguments: object) -> None:
+def assert_damaged(message: str, *arguments: object) -> None:
     status, _, stderr = run(*arguments)
     assert status == 5, stderr
-    assert re.search(told, stderr)
+    assert re.search(message, stderr)
 
 
 def cases(world: World) -> list[tuple[str, tuple[str | int, ...], str]]:
@@ -248,8 +248,8 @@ def test_columns_without_end_are_damage(world: World, kind: str) -> None:
     with path.open("wb") as file, pa.ipc.new_file(file, made.schema) as out:
         out.write_table(made)
     world.seal(path)
-    told = "types that no index has|unpacks to more"
-    assert_damaged(told, "search", world.index, "--like", "1")
+    message = "types that no index has|unpacks to more"
+    assert_damaged(message, "search", world.index, "--like", "1")
 
 
 def test_documents_that_share_a_long_text_are_damage(tmp_path: Path) -> None:

@@ -116,8 +116,8 @@ def test_damaged_shards_of_the_store_are_put_there_again(
     if "encrypted" in command:
         from moto.s3.models import FakeKey
 
-        # With keys of KMS, e-tags have as many digits, and are no MD5 of what is read. Older
-        # objects may lie there without.
+        # If the bucket is encrypted with KMS, an ETag is not the MD5 of the object. Objects that
+        # were put before have not been encrypted.
         command, value = "build", FakeKey.value.fget
         salts = {True: b"kms", False: b""}
 

@@ -125,9 +125,10 @@ def test_one_store_is_named_for_those_of_several_indexes_that_it_is_of(
         asking(*made, rerank=ROWS, store=nothing)
     with caplog.at_level("INFO", "whiten_index.serving"):
         asking(*made, rerank=ROWS, store=str(tmp_path / "sa"))
-    (told,) = (each.getMessage() for each in caplog.records if "recorded" in each.getMessage())
-    assert told.startswith("b: ")
-    assert "sa does not hold the corpus" in told
+    messages = [each.getMessage() for each in caplog.records]
+    (message,) = (each for each in messages if "recorded" in each)
+    assert message.startswith("b: ")
+    assert "sa does not hold the corpus" in message
     (tmp_path / "sa").rename(tmp_path / "moved")
     (tmp_path / "sb").rename(tmp_path / "gone")
     with pytest.raises(ArtifactError, match=r"^b: .*moved does not hold the corpus"):
