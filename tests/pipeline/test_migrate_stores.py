@@ -264,7 +264,14 @@ def test_gc_removes_the_stores_of_bridged_versions_that_were_pruned(migration: M
     # Until the migration is finished, the stores of all of its versions stay.
     assert gc_store(migration.store, **moved).bridged == 0
     migration.run(index=index)
+    # As a compaction leaves one that is killed.
+    (segments, *_) = migration.bridged()[0].glob("*/segments")
+    leftover = segments / ".tmp-0123~00000000-000000000000"
+    leftover.mkdir()
+    os.utime(leftover, (0, 0))
     assert gc_store(migration.store, keep_days=0).bridged == 0
+    assert not leftover.exists()
+    assert list(segments.iterdir())
     assert run("prune", index, "--keep", 2)[0] == 0
     # The version before is a bridged one.
     assert gc_store(migration.store, dry_run=True).bridged == 1
