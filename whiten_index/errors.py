@@ -43,16 +43,18 @@ _OF_S3 = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 _OF_GS = "GOOGLE_APPLICATION_CREDENTIALS"
 _OF_AZURE = "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY"
 _OF_STORES = f"{_OF_S3}, {_OF_AZURE}, or {_OF_GS}"
+# By the scheme of an address, or the name of the option or variable that has it.
 _REMEDIES = (
-    ("s3a?|s3n", f"set {_OF_S3}"),
+    ("--base-url|base_url|OPENAI_BASE_URL", "set OPENAI_API_KEY"),
+    ("s3a?|s3n|AWS_.*", f"set {_OF_S3}"),
     ("gs|gcs", f"set {_OF_GS}"),
-    ("az|adl|abfss?|wasbs?", f"set {_OF_AZURE}"),
+    ("az|adl|abfss?|wasbs?|AZURE_.*", f"set {_OF_AZURE}"),
     (r"postgres.*|pg.*|psql", "set PGPASSWORD, or write ~/.pgpass"),
     (r"qdrant.*", "set QDRANT_API_KEY"),
     (r"milvus.*", "set MILVUS_TOKEN"),
     (r"lance.*", f"set {_OF_STORES}"),
-    ("ray", "set RAY_AUTH_TOKEN"),
-    ("hf", "set HF_TOKEN"),
+    ("ray|RAY_.*", "set RAY_AUTH_TOKEN"),
+    ("hf|HF_.*", "set HF_TOKEN"),
     ("https?", "write it to ~/.config/fsspec/conf.json, or download the file and name its path"),
     ("", "set the environment variable, or write the credentials file, of the library that reads "
      "such addresses"),
@@ -230,10 +232,12 @@ def scheme_of(text: str) -> str:
     return next((uri for uri in uris if _secret_in(*uri)), uris[0] if uris else ("", ""))[0]
 
 
-def remedy_for(text: str) -> str:
-    """Return the proper place for the secret of an address, by its scheme."""
+def remedy_for(text: str, *, what: str = "") -> str:
+    """Return the proper place for the secret of an address that an option or variable has."""
     scheme = scheme_of(text)
-    return next(told for form, told in _REMEDIES if not form or re.fullmatch(form, scheme))
+    # Addresses at https:// are of files, or of services.
+    names = (*(what.split(": ")[-1:] * scheme.startswith("http")), scheme, "")
+    return next(remedy for each in names for form, remedy in _REMEDIES if re.fullmatch(form, each))
 
 
 def _uris(text: str) -> Iterator[tuple[str, str]]:

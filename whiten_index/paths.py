@@ -36,7 +36,7 @@ def require_no_secret(given: object, *, what: str) -> None:
         scheme = scheme_of(text)
         raise ConfigError(
             f"{what} ({scheme}{'://' * bool(scheme)}…) has {secret}, which is, or may be, a secret "
-            f"and would be stored and shown; leave it out, and {remedy_for(text)}"
+            f"and would be stored and shown; leave it out, and {remedy_for(text, what=what)}"
         )
 
 

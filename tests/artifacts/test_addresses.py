@@ -139,6 +139,8 @@ def test_no_command_takes_a_secret(work: Path) -> None:
                 given = (form,) if option is None else (option, form)
                 result = run(*path, *(("=".join(given),) if joined else given))
                 assert result.exit_code == 2, (path, given, result.output)
+                if option == "--base-url" and form.startswith("http"):
+                    remedy = "OPENAI_API_KEY"
                 assert remedy in result.output, (path, given, result.output)
                 require_no_leak(work, result.output)
                 tried.add((form, joined))
@@ -210,9 +212,17 @@ def test_no_call_takes_a_secret(ask: Callable[[str], Any], work: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AZURE_STORAGE_ENDPOINT", "RAY_ADDRESS"]
+    ("name", "remedy"),
+    [
+        ("AWS_ENDPOINT_URL", "set AWS_ACCESS_KEY_ID"),
+        ("AWS_ENDPOINT_URL_S3", "set AWS_ACCESS_KEY_ID"),
+        ("AZURE_STORAGE_ENDPOINT", "set AZURE_STORAGE_ACCOUNT_NAME"),
+        ("RAY_ADDRESS", "set RAY_AUTH_TOKEN"),
+    ],
 )
-def test_no_endpoint_has_a_secret(name: str, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_endpoint_has_a_secret(
+    name: str, remedy: str, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for endpoint in (f"http://user:{ESCAPED}@127.0.0.1:9", f"http://127.0.0.1:9/?sig={ESCAPED}"):
         monkeypatch.setenv(name, endpoint)
         for command in (
@@ -223,6 +233,7 @@ def test_no_endpoint_has_a_secret(name: str, work: Path, monkeypatch: pytest.Mon
             result = run(*command)
             assert result.exit_code == 2, result.output
             assert name in result.output
+            assert remedy in result.output
             require_no_leak(work, result.output)
         with pytest.raises(ConfigError, match=name) as raised:
             list_versions("s3://bucket/x")
