@@ -1,5 +1,7 @@
 """Milvus's own: Lite in this process, the same behind a port as a server is, and addresses."""
 
+import errno
+import os
 import signal
 import socket
 import sys
@@ -7,6 +9,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -24,7 +27,7 @@ from tests.vectordb.pushed_rows import (
     fill,
     some_changes,
 )
-from whiten_index.errors import ConfigError, DatabaseError
+from whiten_index.errors import ConfigError, DatabaseError, StorageError
 from whiten_index.vectordb import milvus_writer
 from whiten_index.vectordb.database_writer import DatabaseWriter
 from whiten_index.vectordb.registry import open_writer
@@ -139,6 +142,35 @@ def test_a_user_released_what_is_published(
     with open_writer(f"milvus://{file}", "docs") as another:
         assert_holds(another, rows)
         assert_finds(another, rows)
+
+
+@pytest.mark.parametrize("database", ["default", "mine"])
+def test_what_a_killed_process_left_of_a_collection(
+    file: Path, client: MilvusClient, monkeypatch: pytest.MonkeyPatch, database: str
+) -> None:
+    stat = os.stat
+
+    def fail(path: Any, **how: Any) -> os.stat_result:
+        if str(path).endswith("schema.json"):
+            raise OSError(errno.EIO, "Input/output error")
+        return stat(path, **how)
+
+    client.create_database("mine")
+    rows, options = Rows.make(), {"db": database}
+    with open_writer(f"milvus://{file}", "docs", options=options) as writer:
+        fill(writer, rows)
+        (schema,) = file.rglob("schema.json")
+        collections = schema.parents[1]
+        for name in ("docs__0123abcd", "docs__other"):
+            (collections / name / "wal").mkdir(parents=True)
+        writer.discard()
+        assert {each.name for each in collections.iterdir()} == {schema.parent.name, "docs__other"}
+        # Milvus Lite lists no collection whose file cannot be read.
+        with monkeypatch.context() as failing:
+            failing.setattr(os, "stat", fail)
+            with pytest.raises(StorageError):
+                writer.discard()
+        assert_holds(writer, rows)
 
 
 def test_what_a_killed_process_left_of_an_index(file: Path) -> None:

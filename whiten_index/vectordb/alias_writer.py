@@ -15,8 +15,11 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from whiten_index.artifacts.atomic import remove_path
+from whiten_index.artifacts.files import list_folder
 from whiten_index.vectordb.database_writer import DatabaseWriter, Stored, taken_over
 from whiten_index.vectordb.engine_options import SUFFIX_BYTES
 from whiten_index.vectordb.pushed_table import Layout, PushedTable
@@ -27,6 +30,9 @@ class AliasWriter(DatabaseWriter):
 
     Changes of the published collection are visible at once, and stay after an error.
     """
+
+    # Folder in which an engine without a server has a folder of each collection.
+    _collections_folder: Path | None = None
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -107,6 +113,11 @@ class AliasWriter(DatabaseWriter):
 
     def _discard(self, held: Stored | None) -> None:  # noqa: ARG002
         self._drop_all(self._staged())
+        there = self._collections()
+        for each in list_folder(self._collections_folder) if self._collections_folder else ():
+            # A killed engine leaves folders that it does not list.
+            if re.fullmatch(self._form, each.name) and each.name not in there:
+                remove_path(each)
 
     def _remove(self, published: Stored) -> None:
         self._drop_alias()

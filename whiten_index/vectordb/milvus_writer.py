@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from pymilvus import DataType, MilvusClient, MilvusException
 
-from whiten_index.artifacts.files import is_file, is_folder, size_of, walk_files
+from whiten_index.artifacts.files import is_file, is_folder, list_folder, size_of, walk_files
 from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.errors import ConfigError, DatabaseError, first_line
 from whiten_index.index.exact import Vectors, exact_neighbours
@@ -60,7 +60,9 @@ class MilvusWriter(AliasWriter):
         database = options.db or place.inside
         self.target = f"{place.shown}, collection {name}"
         self._loaded: set[str] = set()
-        self._folder, self._local = place.folder, place.folder is not None
+        self._local = place.folder is not None
+        inside = Path("databases", database) if database not in ("", "default") else Path()
+        self._collections_folder = place.folder and place.folder / inside / "collections"
         self.process = os.getpid() if self._local else None
         with ExitStack() as opened:
             uri = place.url
@@ -101,7 +103,12 @@ class MilvusWriter(AliasWriter):
         return reason, advice(reason, credentials="" if self._local else _TOKEN)
 
     def _collections(self) -> Sequence[str]:
-        return list(self._milvus.list_collections())
+        listed = list(self._milvus.list_collections())
+        if self._collections_folder is None:
+            return listed
+        # Milvus Lite does not list what it cannot read.
+        folders = list_folder(self._collections_folder)
+        return [each.name for each in folders if is_file(each / "schema.json")]
 
     def _alias_target(self) -> str | None:
         if self._name not in self._milvus.list_aliases()["aliases"]:
@@ -179,9 +186,9 @@ class MilvusWriter(AliasWriter):
         return int(counted[0]["count(*)"])
 
     def _sizes(self, stored: Stored) -> dict[str, int]:
-        if self._folder is None:
+        if self._collections_folder is None:
             return {}
-        folder = self._folder / "collections" / stored.name
+        folder = self._collections_folder / stored.name
         index = sum(size_of(path) for path in walk_files(folder) if path.suffix == ".idx")
         return {"table": size_of(folder) - index, "index": index}
 

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from qdrant_client import QdrantClient, models
 from qdrant_client.local import persistence
 
-from whiten_index.artifacts.atomic import remove_path
 from whiten_index.artifacts.files import list_folder, reading, size_of
 from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.errors import ConfigError, DatabaseError, first_line
@@ -75,7 +74,8 @@ class QdrantWriter(AliasWriter):
         super().__init__(name)
         self._options = options
         place = EngineAddress.parse(address, QdrantOptions)
-        self._folder, self._local = place.folder, place.folder is not None
+        self._local = place.folder is not None
+        self._collections_folder = place.folder and place.folder / "collection"
         self.exact_only = self._local
         self.target = f"{place.shown}, collection {name}"
         given = self._connection(place, make=make)
@@ -183,14 +183,6 @@ class QdrantWriter(AliasWriter):
 
     def _drop(self, collection: str) -> None:
         self._client.delete_collection(collection)
-
-    def _discard(self, held: Stored | None) -> None:
-        super()._discard(held)
-        there = self._collections()
-        for each in list_folder(self._folder / "collection") if self._folder else ():
-            # The client lists a collection after its folder is made, and does not remove it whole.
-            if re.fullmatch(self._form, each.name) and each.name not in there:
-                remove_path(each)
 
     def _point_alias(self, collection: str, *, replaces: bool) -> None:
         gone = models.DeleteAlias(alias_name=self._name)
