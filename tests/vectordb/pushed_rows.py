@@ -279,7 +279,7 @@ COLUMNS: dict[str, tuple[pa.DataType, Any, Any]] = {
         pa.duration("us"), datetime.timedelta(days=1), datetime.timedelta(microseconds=-1),
     ),
     "list": (pa.list_(pa.string()), ["a", ""], []),
-    "list of floats": (pa.list_(pa.float64()), [0.5], [1.0, math.nan]),
+    "embedding, a list of floats": (pa.list_(pa.float64()), [0.5], [1.0, math.nan]),
     "struct": (
         pa.struct([("a", pa.int32()), ("b", pa.string())]), {"a": 1, "b": None}, {"a": 2, "b": "x"},
     ),

@@ -160,6 +160,7 @@ class LanceWriter(DatabaseWriter):
             self._database.create_table(
                 self._name,
                 data=pa.RecordBatchReader.from_batches(schema, rows()),
+                schema=schema,  # inferred otherwise, in the thread that `rows` waits for
                 mode="create" if published is None else "overwrite",
             )
         except Exception:
