@@ -71,24 +71,30 @@ MODEL2VEC = "model2vec"
 _LONGEST_STATIC = 1 << 20
 _STATIC_LENGTH = 512  # tokens that model2vec reads of a text, unless its config.json says
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
-# Each takes memory and time before it is compared with the weights.
+# Each takes memory and time before it is compared with the weights, or shows in none of them.
 _LIMITS = {
     "layers": (
         (*_LAYERS, "num_dense_layers", "first_k_dense_replace", "num_mtp_layers",
-         "num_nextn_predict_layers", "num_residual_layers"), 1000,
+         "num_nextn_predict_layers", "num_residual_layers", "block_repeats"), 1000,
     ),
     "labels": (("num_labels",), 100_000),
     "positions": (
         ("max_position_embeddings", "n_positions", "max_positions", "context_length",
          "prediction_length"), 1 << 20,
     ),
+    "tokens": (("max_seq_len",), 1 << 18),
+    "tokens of a window": (
+        ("attention_window", "block_size", "local_attn_chunk_length", "lsh_attn_chunk_length"),
+        2048,
+    ),
+    "tokens of a radius": (("local_radius",), 512),
     "experts": (("num_experts", "num_local_experts"), 10_000),
 }  # fmt: skip
 # transformers computes a table of sines for these, number by number: of positions times the width,
 # which may be left out of the configuration.
 _TABLED = (
-    "distilbert", "flaubert", "marian", "pegasus", "roformer", "xlm", "autoformer", "informer",
-    "time_series_transformer",
+    "ctrl", "distilbert", "flaubert", "marian", "pegasus", "roformer", "xlm", "autoformer",
+    "informer", "time_series_transformer",
 )  # fmt: skip
 _TABLE_NUMBERS, _TABLE_WIDTH = 1 << 23, 1024
 _ELSEWHERE = re.compile(r"""--|['"][/.]""")  # another repository, or a path, in names of classes
@@ -324,7 +330,8 @@ def _require_own_code(name: str, config: Mapping[str, Any], *, consent: bool) ->
     rows = _TABLE_NUMBERS // max(_TABLE_WIDTH, *widths)
     for what, (keys, most) in _LIMITS.items():
         most = rows if tabled and what == "positions" else most
-        said = [each for each in _named(config, *keys) if isinstance(each, int)]
+        named = (v if isinstance(v, list) else [v] for v in _named(config, *keys))
+        said = [each for values in named for each in values if isinstance(each, int)]
         if what == "layers":
             said += map(_attention_layers, _named(config, "attention_types"))
         if (number := max(said, default=0)) > most:
