@@ -90,7 +90,7 @@ def queries_file(folder: Path, queries: NDArray[Any], **columns: Any) -> str:
     return str(folder / "queries.parquet")
 
 
-@pytest.mark.parametrize("name", ["q 1", "q1\n"])
+@pytest.mark.parametrize("name", ["q 1", "q1\n", "q\x001"])
 def test_an_id_with_blanks_cannot_stand_in_a_trec_run_and_leaves_no_file(
     tmp_path: Path, index: Path, queries: NDArray[np.float32], name: str
 ) -> None:

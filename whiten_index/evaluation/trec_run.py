@@ -152,10 +152,10 @@ def _read_hits(ranking: Ranking) -> Any:
 
 def _word(value: str | int) -> str:
     word = str(value)
-    if word.split() != [word]:
+    if word.split() != [word] or "\0" in word:
         raise ConfigError(
-            f"the id {word!r} has blanks, which a TREC run cannot hold; write a .parquet or .jsonl "
-            "run instead"
+            f"the id {word!r} has blanks or a NUL character, which a TREC run cannot hold; write a "
+            ".parquet or .jsonl run instead"
         )
     return word
 
