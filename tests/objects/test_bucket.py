@@ -16,6 +16,7 @@ import obstore
 import pytest
 
 from tests.helpers.bad_input import process, run
+from whiten_index.artifacts.cached_storage import BucketStorage
 from whiten_index.artifacts.object_store import Bucket, ChangedError
 from whiten_index.errors import ConfigError, StorageError
 
@@ -50,6 +51,19 @@ def test_files_of_any_size_come_back(bucket: str, tmp_path: Path, size: int) -> 
     assert there.download("a", tmp_path / "down")
     assert (tmp_path / "down").read_bytes() == (tmp_path / "up").read_bytes()
     assert not there.download("b", tmp_path / "none")
+
+
+@pytest.mark.parametrize("versioned", [False, True])
+def test_what_a_put_returns_is_taken_by_the_next(s3: Any, bucket: str, versioned: bool) -> None:
+    """As the server gave it, with quotes and a version, which some servers ask for."""
+    if versioned:
+        s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    there = BucketStorage(f"s3://{bucket}/p")
+    tag: Any = None
+    for data in (b"first", b"second"):
+        tag = there.replace(there.folder / "CURRENT", data, tag)
+        assert tag == there.latest(there.folder / "CURRENT")
+        assert ("version" in tag) == versioned
 
 
 def test_put_where_there_is_none(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,6 @@ import json
 import logging
 import os
 import re
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
@@ -47,6 +46,7 @@ from whiten_index.artifacts.files import (
     writing,
 )
 from whiten_index.artifacts.limits import MANIFEST_BYTES, load_json
+from whiten_index.artifacts.listed_bucket import ListedBucket
 from whiten_index.artifacts.lock import require_marks
 from whiten_index.artifacts.manifest import (
     MANIFEST,
@@ -56,16 +56,7 @@ from whiten_index.artifacts.manifest import (
     fingerprint,
     sealed_json,
 )
-from whiten_index.artifacts.object_store import (
-    ANY,
-    Bucket,
-    ChangedError,
-    Digests,
-    Stat,
-    Tag,
-    endpoint,
-    plain_uri,
-)
+from whiten_index.artifacts.object_store import ANY, ChangedError, Digests, Tag, endpoint, plain_uri
 from whiten_index.artifacts.prefetch import blocks
 from whiten_index.artifacts.storage import LOCAL, Names, Place, Storage
 from whiten_index.errors import COPIES, ArtifactError, BusyError, FormatError, StorageError
@@ -85,13 +76,10 @@ class BucketStorage(Storage):
     """A prefix in a bucket, with a cache in ``folder``; pickled, it keeps its URI only."""
 
     def __init__(self, uri: str) -> None:
-        self._bucket = Bucket(uri)
+        self._bucket = ListedBucket(uri)
         self.uri = self._bucket.uri
         self.folder = _made_cache(self.uri)
         COPIES[str(self.folder)] = self.uri
-        # By the first part of the path. Listed on first need, then kept up to date.
-        self._known: dict[str, dict[str, Stat]] = {}
-        self._listing = threading.Lock()
         self._again: set[str] = set()
         self._dropped: set[str] = set()
 
@@ -106,7 +94,7 @@ class BucketStorage(Storage):
             gone = exists(path / _NOTE) and not self._is_known(key)
             if gone and self.manifest(path) is None:
                 self._remove_copy(path)
-        elif f"{key}/{MANIFEST}" in (known := self._listed(key)):
+        elif f"{key}/{MANIFEST}" in (known := self._bucket.listed(key)):
             self._get_artifact(key, path)
         elif key in known and not self._get_file(key, path):
             known.pop(key, None)
@@ -120,7 +108,7 @@ class BucketStorage(Storage):
             if not exists(path / name):
                 # Another process may remove the copy.
                 with self._downloading(path) as file, contextlib.suppress(FileNotFoundError):
-                    if self._download(f"{key}/{stamp(data)}/{name}", file):
+                    if self._bucket.download(f"{key}/{stamp(data)}/{name}", file):
                         file.replace(path / name)
 
     @override
@@ -133,7 +121,7 @@ class BucketStorage(Storage):
         if key in self._again or not self._is_known(key):
             return False
         self._again.add(key)
-        artifact = f"{key}/{MANIFEST}" in self._listed(key)
+        artifact = f"{key}/{MANIFEST}" in self._bucket.listed(key)
         got = self._get_artifact(key, path, replace=True) if artifact else self._get_file(key, path)
         if got:
             _LOG.warning(
@@ -146,11 +134,11 @@ class BucketStorage(Storage):
         key = self._key(path)
         # Files right below the prefix are of no store, and not worth a listing.
         listed = "/" in key
-        known = not listed or key in self._listed(key)
-        found = self._get(key) if known else None
+        known = not listed or key in self._bucket.listed(key)
+        found = self._bucket.get(key) if known else None
         if found is None:
             if listed:
-                self._listed(key).pop(key, None)
+                self._bucket.forget(key)
             path.unlink(missing_ok=True)
             return None
         if _content(path) != found[0]:
@@ -200,7 +188,7 @@ class BucketStorage(Storage):
             if is_folder(path):
                 self._push_artifact(key, path)
             else:
-                self._listed(key)[key] = self._bucket.upload(key, path)
+                self._bucket.upload(key, path)
                 self._note_file(key)
 
     def _push_artifact(self, key: str, path: Path) -> None:
@@ -208,11 +196,11 @@ class BucketStorage(Storage):
         for name in _described(data) or ():
             target = f"{key}/{stamp(data)}/{name}"
             # What a copy lacks was not fetched yet.
-            if exists(path / name) or target not in self._listed(key):
-                self._listed(key)[target] = self._bucket.upload(target, path / name)
+            if exists(path / name) or target not in self._bucket.listed(key):
+                self._bucket.upload(target, path / name)
         try:
             over = ANY if key in self._dropped else None
-            self._listed(key)[pointer] = self._bucket.put(pointer, data, over=over)
+            self._bucket.put(pointer, data, over=over)
             replace_file(path / _NOTE, self._note(key, data))
         except ChangedError:
             # Another machine made the same meanwhile, and its files are the ones in the bucket.
@@ -231,7 +219,7 @@ class BucketStorage(Storage):
         except ChangedError as error:
             raise self._changed() from error
         replace_file(path, data)
-        return {"e_tag": made.e_tag}
+        return made
 
     def _changed(self) -> BusyError:
         return BusyError(
@@ -242,7 +230,7 @@ class BucketStorage(Storage):
     @override
     def drop(self, path: Path) -> None:
         key = self._key(path)
-        if self._listed(key).pop(f"{key}/{MANIFEST}", None):
+        if self._bucket.listed(key).pop(f"{key}/{MANIFEST}", None):
             self._dropped.add(key)
         self._remove_copy(path)
 
@@ -255,7 +243,7 @@ class BucketStorage(Storage):
             for together in blocks(some, _AT_ONCE):
                 if not own:
                     require_marks()
-                at_once(self._delete, together)
+                at_once(self._bucket.delete, together)
         for path in paths:
             self._remove_copy(path)
 
@@ -263,15 +251,13 @@ class BucketStorage(Storage):
         wanted = set(map(self._key, paths))
         depths = {key.count("/") + 1 for key in wanted}
         listed = [
-            key for area in {key.split("/")[0] for key in wanted} for key in self._listed(area)
+            key
+            for area in {key.split("/")[0] for key in wanted}
+            for key in self._bucket.listed(area)
         ]
         return [
             key for key in listed if any("/".join(key.split("/")[:n]) in wanted for n in depths)
         ]
-
-    def _delete(self, key: str) -> None:
-        self._bucket.delete(key)
-        self._listed(key).pop(key, None)
 
     @override
     def remove_unnamed(self, folder: Path) -> int:
@@ -303,11 +289,11 @@ class BucketStorage(Storage):
 
     @override
     def size(self, *paths: Path) -> int:
-        return sum(self._listed(key)[key].size for key in self._objects(paths))
+        return sum(self._bucket.listed(key)[key].size for key in self._objects(paths))
 
     @override
     def modified(self, path: Path) -> float:
-        known, key = self._listed(self._key(path)), self._key(path)
+        known, key = self._bucket.listed(self._key(path)), self._key(path)
         found = known.get(key) or known.get(f"{key}/{MANIFEST}")
         return 0.0 if found is None else found.modified
 
@@ -320,7 +306,7 @@ class BucketStorage(Storage):
                 data = self.manifest(path)
                 if data is not None:
                     self._get_files(key, data, copy, names)
-                elif not self._download(key, copy):
+                elif not self._bucket.download(key, copy):
                     copy.unlink()
                 yield copy
             except (ArtifactError, FormatError) as error:
@@ -329,12 +315,12 @@ class BucketStorage(Storage):
 
     @override
     def look_again(self) -> bool:
-        self._known.clear()
+        self._bucket.look_again()
         return True
 
     def manifest(self, path: Path) -> bytes | None:
         """Return the bytes of an artifact's manifest in the bucket, None if it has none."""
-        found = self._get(f"{self._key(path)}/{MANIFEST}")
+        found = self._bucket.get(f"{self._key(path)}/{MANIFEST}")
         return None if found is None else found[0]
 
     def damaged(self, path: Path, data: bytes, *, content: bool = False) -> dict[str, str]:
@@ -345,11 +331,11 @@ class BucketStorage(Storage):
         files = _described(data, exact=True)
         if files is None:
             return {MANIFEST: "is damaged: its fields do not match its digest"}
-        found, known = dict[str, str](), self._listed(self._key(path))
+        found, known = dict[str, str](), self._bucket.listed(self._key(path))
         for name, wanted in files.items():
             each = f"{stamp(data)}/{name}"
             key = self._key(path / each)
-            digest = self._digest(key) if content else known.get(key)
+            digest = self._bucket.digest(key) if content else known.get(key)
             if digest is None:
                 found[each] = "is missing"
             elif digest[0] != wanted["bytes"]:
@@ -361,83 +347,17 @@ class BucketStorage(Storage):
 
     def piece(self, path: Path, start: int, stop: int) -> bytes:
         """Return some bytes of an object, none without an object."""
-        key = self._key(path)
-
-        def size(piece: bytes) -> int | None:
-            listed = self._stat(key)
-            return listed.size if listed is not None and len(piece) == stop - start else None
-
-        return self._asked(key, lambda: self._bucket.piece(key, start, stop), size)
+        return self._bucket.piece(self._key(path), start, stop)
 
     def sizes(self, folder: Path) -> dict[str, int]:
         """Return the bytes of all objects below a folder, by their keys there."""
         prefix = f"{self._key(folder)}/"
         # Copied, as another thread may add to it.
-        found = list(self._listed(prefix).items())
+        found = list(self._bucket.listed(prefix).items())
         return {key[len(prefix) :]: stat.size for key, stat in found if key.startswith(prefix)}
 
     def _key(self, path: Path) -> str:
         return path.relative_to(self.folder).as_posix()
-
-    def _listed(self, key: str) -> dict[str, Stat]:
-        """Return what is listed in the folder of the first part of a key."""
-        area = key.split("/")[0]
-        with self._listing:
-            if area not in self._known:
-                self._known[area] = self._bucket.objects(area)
-            return self._known[area]
-
-    def _get(self, key: str) -> tuple[bytes, Tag] | None:
-        def size(found: tuple[bytes, Tag] | None) -> int | None:
-            if found is None or len(found[0]) <= MANIFEST_BYTES:
-                return None if found is None else len(found[0])
-            # One that is too large was cut.
-            listed = self._stat(key)
-            return None if listed is None else listed.size
-
-        return self._asked(key, lambda: self._bucket.get(key), size)
-
-    def _download(self, key: str, path: Path) -> bool:
-        return self._asked(
-            key,
-            lambda: self._bucket.download(key, path),
-            lambda there: path.stat().st_size if there else None,
-        )
-
-    def _digest(self, key: str) -> Digests | None:
-        def size(found: Digests | None) -> int | None:
-            return None if found is None else found.size
-
-        return self._asked(key, lambda: self._bucket.digest(key), size)
-
-    def _asked(self, key: str, ask: Callable[[], A], size: Callable[[A], int | None]) -> A:
-        """Return the answer to a read whose size, None for no object, is as lists have it.
-
-        Raises:
-            StorageError: that of two tries is another: a proxy or a replica answers what is no
-                content of the object, which may be sound.
-        """
-        for _ in range(2):
-            found = ask()
-            if self._is_as_listed(key, size(found)):
-                return found
-        raise self._contradiction(key)
-
-    def _stat(self, key: str) -> Stat | None:
-        """Return what is listed of an object; those right below the prefix are not worth it."""
-        return self._listed(key).get(key) if "/" in key else None
-
-    def _is_as_listed(self, key: str, size: int | None) -> bool:
-        listed = self._stat(key)
-        if listed is None or listed.size == size:
-            return True
-        # Another machine may have changed or removed it.
-        there = self._bucket.objects(key.rpartition("/")[0]).get(key)
-        if there is None:
-            self._listed(key).pop(key, None)
-        else:
-            self._listed(key)[key] = there
-        return size == (None if there is None else there.size)
 
     def _require_as_stored(self, key: str, data: bytes, name: str, md5: str) -> None:
         """Refuse a damaged file of an artifact if the server is known to have other content.
@@ -447,20 +367,13 @@ class BucketStorage(Storage):
         """
         each = f"{key}/{stamp(data)}/{name}"
         tags = [found.e_tag.strip('"').lower() if found else ""
-                for found in map(self._stat, (f"{key}/{MANIFEST}", each))]  # fmt: skip
+                for found in map(self._bucket.stat, (f"{key}/{MANIFEST}", each))]  # fmt: skip
         known = tags[0] == hashlib.md5(data, usedforsecurity=False).hexdigest()
         if known and re.fullmatch("[0-9a-f]{32}", tags[1]) and md5 != tags[1]:
-            raise self._contradiction(each)
-
-    def _contradiction(self, key: str) -> StorageError:
-        return StorageError(
-            f"cannot read {self.uri}/{key}: what the server answers is another object than it "
-            "lists, as from a broken proxy or a replica that lags; try again, and keep proxies "
-            "from changing answers"
-        )
+            raise self._bucket.contradiction(each)
 
     def _is_known(self, key: str) -> bool:
-        known = self._listed(key)
+        known = self._bucket.listed(key)
         return key in known or f"{key}/{MANIFEST}" in known
 
     def _note(self, key: str, data: bytes | None = None) -> bytes:
@@ -469,7 +382,7 @@ class BucketStorage(Storage):
         if data is not None:
             files = (f"{stamp(data)}/{name}" for name in _described(data) or ())
             keys = [f"{key}/{name}" for name in (MANIFEST, *files)]
-        known = self._listed(key)
+        known = self._bucket.listed(key)
         return json.dumps({each: known[each][:2] for each in keys if each in known}).encode()
 
     def _get_artifact(self, key: str, path: Path, *, replace: bool = False) -> bool:
@@ -506,14 +419,14 @@ class BucketStorage(Storage):
         folder.mkdir()
         (folder / MANIFEST).write_bytes(data)
         for name in (_described(data) or ()) if names is None else names:
-            if not self._download(f"{key}/{stamp(data)}/{name}", folder / name):
+            if not self._bucket.download(f"{key}/{stamp(data)}/{name}", folder / name):
                 (folder / name).unlink()
                 return False
         return True
 
     def _get_file(self, key: str, path: Path) -> bool:
         with self._downloading(path) as temporary:
-            if not self._download(key, temporary):
+            if not self._bucket.download(key, temporary):
                 return False
             temporary.replace(path)
             self._note_file(key)
@@ -523,7 +436,7 @@ class BucketStorage(Storage):
         """Return whether the bucket has the same file; read it if its e-tag changed."""
         if self.is_as_copied(path):
             return True
-        found = self._digest(key)
+        found = self._bucket.digest(key)
         if found is None or found[:2] != (path.stat().st_size, sha256_file(path)):
             return False
         self._note_file(key)

@@ -120,7 +120,7 @@ class Bucket:
         try:
             with self._translated("read", key):
                 found = self._obstore.get(self._quick, self._key(key))
-                tag = {name: found.meta[name] for name in ("e_tag", "version") if found.meta[name]}
+                tag = _tag(found.meta)
                 if "e_tag" not in tag:
                     raise ValueError("the answer has no ETag, by which changes are noticed")
                 if found.meta["size"] > MANIFEST_BYTES:
@@ -129,8 +129,8 @@ class Bucket:
         except _MissingError:
             return None
 
-    def put(self, key: str, data: bytes, *, over: Tag | None = ANY) -> Stat:
-        """Put an object over one with this tag, none or any; return its size and e-tag.
+    def put(self, key: str, data: bytes, *, over: Tag | None = ANY) -> Tag:
+        """Put an object over one with this tag, none or any; return its own tag.
 
         Raises:
             ChangedError: the object there is another, or gone.
@@ -145,13 +145,13 @@ class Bucket:
                     made = self._obstore.put(
                         self._quick, self._key(key), data, mode=mode, use_multipart=False
                     )
-                    return _stat(len(data), made)
+                    return _tag(made)
             except (ChangedError, _MissingError) as error:
                 refusal = error
                 found = self.get(key)
                 # The answer to a put that came through may have been lost, and the put tried again.
                 if found is not None and found[0] == data:
-                    return _stat(len(data), found[1])
+                    return found[1]
                 # S3 also refuses a put during another one that then fails.
                 if over != ANY and over != (None if found is None else found[1]):
                     raise ChangedError(key) from error
@@ -162,7 +162,7 @@ class Bucket:
         # Opened before, so that errors of the disk are not taken for those of the server.
         with path.open("rb") as file, self._translated("write", key):
             made = self._obstore.put(self._bulk, self._key(key), file, chunk_size=_PART)
-            return _stat(path.stat().st_size, made)
+            return stat_of(path.stat().st_size, made)
 
     def download(self, key: str, path: Path) -> bool:
         """Write an object to a new path; return whether there is one."""
@@ -223,7 +223,7 @@ class Bucket:
         with self._translated("list", folder):
             lists = self._obstore.list(self._quick, self._key(folder) or None, chunk_size=1000)
             entries = (each for some in lists for each in some)
-            return {self._relative(each["path"]): _stat(each["size"], each) for each in entries}
+            return {self._relative(each["path"]): stat_of(each["size"], each) for each in entries}
 
     def folders(self) -> list[str]:
         """Return the names of the folders right below the prefix, sorted."""
@@ -321,7 +321,13 @@ def is_without_bucket(error: StorageError) -> bool:
     return any(code in str(error.__cause__) for code in _NO_BUCKET)
 
 
-def _stat(size: int, of: Mapping[str, Any]) -> Stat:
+def _tag(of: Mapping[str, Any]) -> Tag:
+    """Return e-tag and version as the server gave them: only so does it take them back."""
+    return {name: of[name] for name in ("e_tag", "version") if of.get(name)}
+
+
+def stat_of(size: int, of: Mapping[str, Any]) -> Stat:
+    """Return the entry of an object in a list, from the fields that obstore gives of it."""
     modified = of.get("last_modified")
     return Stat(int(size), e_tag(of), math.inf if modified is None else modified.timestamp())
 
