@@ -250,6 +250,8 @@ def require_not_withdrawn(
     withdrawn = {} if current is None else current.withdrawn
     for name, facts in withdrawn.items():
         same = config.order == "auto" or identity == facts.get("identity")
+        # Of another model, as in a migration that was given up, the model may be at fault.
+        same &= facts.get("encoder") == base.fields["encoder_fingerprint"]
         if facts.get("corpus") == record.fingerprint and same:
             there = base.mirror.holds(base.root / VERSIONS / name)
             back = f"; or take that version back: whiten-index rollback {config.index} --to {name}"

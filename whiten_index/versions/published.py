@@ -272,7 +272,8 @@ def require_own_current(root: Path, mirror: Storage = LOCAL) -> None:
 def _facts(root: Path, name: str) -> WithdrawnFacts:
     try:
         fields = read_version(root / VERSIONS / name).fields
-        return {"corpus": fields["corpus"]["fingerprint"], "identity": fields["identity"]}
+        encoder, corpus = fields["encoder_fingerprint"], fields["corpus"]["fingerprint"]
+        return {"encoder": encoder, "corpus": corpus, "identity": fields["identity"]}
     except (ArtifactError, FormatError):
         return {}
 

@@ -181,6 +181,7 @@ class VersionManifest(Described):
 class WithdrawnFacts(TypedDict, total=False):
     """Facts of a version that was withdrawn, which outlive it."""
 
+    encoder: Digest
     corpus: Digest
     identity: Digest
 
