@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import obstore
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,8 +20,11 @@ from tests.objects.helpers import build, corpus_table, hits, keys
 from tests.versions.upkeep import Crash, dying_at
 from whiten_index import UpdateConfig, update_index
 from whiten_index.artifacts.lock import this_owner
+from whiten_index.artifacts.manifest import sealed_json
 from whiten_index.artifacts.object_store import Bucket
 from whiten_index.errors import BusyError
+from whiten_index.store.dtypes import StoreDtype
+from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.versions import gc as gc_room
 from whiten_index.versions import published as published_room
 from whiten_index.versions import references as references_room
@@ -153,6 +157,66 @@ def test_verify_reads_every_kind_of_object_of_the_store(s3, bucket, machine, tmp
         assert s3.get_object(Bucket=bucket, Key=key)["Body"].read() == flipped
         s3.put_object(Bucket=bucket, Key=key, Body=data)
     succeed("verify", f"{out}/store")
+
+
+def test_wrong_bytes_that_a_server_answers_are_no_damage(
+    s3: Any, bucket: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The e-tags that it lists say what the objects are."""
+    place, real = f"s3://{bucket}/index/store", Bucket.download
+    nights(tmp_path, f"s3://{bucket}/index", 1)
+    store = EmbeddingStore.open(place)
+    segments = list(map(store.require_segment, store.segment_names()))
+    digests, rows = (
+        np.concatenate([store.tensor(each.name, what) for each in segments])
+        for what in ("digests", "embeddings")
+    )
+    joined = store.write(digests, rows, dtype=StoreDtype.OWN).name
+
+    def flipped(bucket: Bucket, key: str, path: Path) -> bool:
+        found = real(bucket, key, path)
+        if joined in key and key.endswith("embeddings.safetensors"):
+            path.write_bytes(damaged_bytes(path.read_bytes(), 200))
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Bucket, "download", flipped)
+        fails(7, "may be sound", "verify", place)
+        # Of the rows that are there twice, the others are really damaged.
+        (key,) = (
+            key
+            for key in keys(s3, bucket, "index/store/")
+            if segments[0].name in key and key.endswith("embeddings.safetensors")
+        )
+        body = s3.get_object(Bucket=bucket, Key=key)["Body"].read()
+        s3.put_object(Bucket=bucket, Key=key, Body=damaged_bytes(body, len(body) - 1_500))
+        machine("second")
+        fails(7, "is another object than it lists", "gc", place, "--keep-days", 0)
+    succeed("gc", place, "--keep-days", 0)
+    assert {joined, segments[0].name} & {*store_keys(s3, bucket)} == {joined}
+    succeed("verify", place)
+
+
+def test_a_segment_that_names_no_embeddings_stops_nothing(
+    s3: Any, bucket: str, machine: Any, tmp_path: Path
+) -> None:
+    nights(tmp_path, f"s3://{bucket}/index", 1)
+    (key, *_) = (
+        key
+        for key in keys(s3, bucket, "index/store/")
+        if "/segments/" in key and key.endswith("/manifest.json")
+    )
+    fields = json.loads(s3.get_object(Bucket=bucket, Key=key)["Body"].read())
+    name = fields["segment"]["name"]
+    fields |= {"files": {}, "segment": {**fields["segment"], "name": "0" * 32}}
+    s3.put_object(Bucket=bucket, Key=key.replace(name, "0" * 32), Body=sealed_json(fields))
+    machine("second")
+    succeed("gc", f"s3://{bucket}/index/store", "--keep-days", 0)
+    assert "0" * 32 not in store_keys(s3, bucket)
+
+
+def damaged_bytes(data: bytes, place: int) -> bytes:
+    return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
 
 
 def test_no_segment_stays_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

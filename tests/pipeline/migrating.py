@@ -106,8 +106,9 @@ class Migration:
         return migrate_index(MigrateConfig(**_plain({**given, **options})), progress=progress)
 
     def bridged(self) -> list[Path]:
-        """Return the stores of bridged versions."""
-        return sorted(self.folder.glob("store.bridged-*"))
+        """Return the folders of the mapped rows of bridged versions."""
+        found = self.store.glob("*/manifest.json")
+        return sorted(each.parent for each in found if "bridged_for" in each.read_text())
 
     def versions(self) -> list[str]:
         return [each.name for each in list_versions(self.index)]

@@ -62,6 +62,11 @@ class Place(faults_place.Place):
     def model(self) -> tuple[object, ...]:
         return "--model", self.root / "model", "--pooling", "mean", "--device", "cpu"
 
+    def bridged(self) -> list[str]:
+        """Return the manifests of the folders of mapped rows."""
+        found = Path(self.store).glob("*/manifest.json")
+        return [str(each) for each in found if "bridged_for" in each.read_text()]
+
     def start(self, run: str) -> int:
         """Run a command in this process; return its status."""
         if run == "update":
@@ -108,7 +113,7 @@ def try_run(place: Place, run: str, operations: Operations, share: float) -> Non
     def ended() -> list[int]:
         count_encoded(os.open(encoded, os.O_CREAT | os.O_WRONLY | os.O_APPEND))
         again = ["update"] if run == "update" else []
-        # The last removes the store of a bridged version, which readers may have had open.
+        # The last removes the mapped rows of a bridged version, which readers may have had open.
         found = [place.start(each) for each in (*again, "last", "last")]
         return [*found, place.run("verify", place.index)]
 
@@ -138,7 +143,7 @@ def try_run(place: Place, run: str, operations: Operations, share: float) -> Non
         rows = [int(line) for line in encoded.read_text().split()]
         if sum(rows) > FILES * ROWS + NEW * (run == "update") + max(rows):
             problems.append(f"{sum(rows)} rows were encoded, in windows of {rows}")
-        left = [name for name in place.tree() if ".tmp-" in name or ".bridged-" in name]
+        left = [name for name in place.tree() if ".tmp-" in name] + place.bridged()
         problems += [f"left over: {name}" for name in left]
         print(json.dumps({"run": run, "number": number, "operation": seen[number - 1],
                           "rows": sum(rows), "new": answer == new, "problems": problems}),
@@ -167,7 +172,7 @@ def main(folder: str, share: str, *only: str) -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
     for run in only or RUNS:
-        if run != "first" and not list(place.disk.glob("store.bridged-*")):
+        if run != "first" and not place.bridged():
             status, _ = in_fork(place, lambda: tried("first"))
             assert status == 0, place.said()
         try_run(place, run, operations, float(share))

@@ -4,12 +4,8 @@ import errno
 import json
 import os
 import shutil
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers.bad_input import fails, run, succeed
@@ -17,7 +13,7 @@ from tests.pipeline.migrating import Migration
 from whiten_index import PushConfig, UpdateConfig, open_index, push_index, update_index
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
 from whiten_index.store.notes import ResultCache
-from whiten_index.versions import gc
+from whiten_index.versions import compaction, gc
 from whiten_index.versions.gc import gc_store
 from whiten_index.versions.published import ensure_index_id
 from whiten_index.versions.retention import rollback
@@ -33,23 +29,18 @@ def assert_lost_records_are_told(migration: Migration, **options: Any) -> None:
     assert list(new.glob("segments/*"))
 
 
-def test_stores_of_others_are_left_alone(migration: Migration) -> None:
+def test_mapped_rows_of_others_are_left_alone(migration: Migration) -> None:
     other = migration.folder / "other"
     migration.build(out=other)
-    mine = migration.folder / "store.bridged-by-hand"
-    mine.mkdir()
     for index in (migration.index, other):
         migration.run(index=index, rows=500, bridge=True)
     for _ in range(2):
         assert migration.run().finished
-    assert mine.exists()
-    assert len(migration.bridged()) == 2
+    assert len(migration.bridged()) == 1
     push_index(PushConfig(index=str(other), to=str(migration.folder / "p.parquet")))
 
 
-def test_the_store_of_a_bridged_version_stays_while_a_copy_has_it_published(
-    migration: Migration,
-) -> None:
+def test_mapped_rows_stay_while_a_copy_has_their_version_published(migration: Migration) -> None:
     migration.run(rows=500, bridge=True)
     copy = shutil.copytree(migration.index, migration.folder / "copy")
     gc_store(migration.store, indexes=[copy])
@@ -64,50 +55,35 @@ def test_the_store_of_a_bridged_version_stays_while_a_copy_has_it_published(
     assert not migration.bridged()
 
 
-def test_the_name_of_a_store_is_no_pattern(migration: Migration) -> None:
-    store, alike = migration.folder / "st[ao]re*\n", migration.folder / "stare*\n"
-    for place in (store, alike):
-        shutil.copytree(migration.store, place)
-    migration.run(store=alike, rows=500, bridge=True)
-    (others,) = migration.folder.glob("stare*\n.bridged-*")
+def test_a_copy_that_is_updated_keeps_its_mapped_rows(migration: Migration) -> None:
+    """The update registers it, though only with the folder of these rows."""
+    index = migration.build_own()
+    migration.run(index=index, rows=500, bridge=True)
+    copy = shutil.copytree(index, migration.folder / "copy")
+    migration.write(migration.table().slice(70))
+    update = UpdateConfig(index=str(copy))
+    assert update_index(update).changes is not None
     for _ in range(2):
-        migration.run(store=store, rows=500, bridge=True)
-    for _ in range(2):
-        assert migration.run(store=store).finished
-    assert [path for path in migration.folder.iterdir() if ".bridged-" in path.name] == [others]
+        assert migration.run(index=index).finished
+    assert run("prune", index, "--keep", 1)[0] == 0
+    assert gc_store(migration.store, keep_days=0).bridged == 0
+    migration.write(migration.table().slice(90))
+    assert update_index(update).changes is not None
+    open_index(copy, rerank=10).search("the cat", top_k=1)
 
 
-def test_bridged_stores_are_next_to_the_folder_that_a_link_names(
-    migration: Migration, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(migration.folder)
-    Path("disk").mkdir()
-    Path("link").symlink_to(Path("store").rename("disk/store"))
-    migration.build(store="link", out="other")
-    migration.run(index="other", store=None, rows=500, bridge=True)
-    migration.run(index="other", store=None)
-    assert run("prune", "other", "--keep", 1)[0] == 0
-    assert list(migration.folder.rglob("*.bridged-*"))
-    assert run("gc", "other")[0] == 0
-    assert not list(migration.folder.rglob("*.bridged-*"))
-
-
-@pytest.mark.parametrize("column", [False, True])
-def test_a_store_of_a_name_that_bridged_ones_have_is_refused(
-    migration: Migration, column: bool
-) -> None:
-    """gc would take it for one that can be made again."""
-    store = migration.folder / "store.bridged-0123456789abcdef"
-    options: dict[str, Any] = {"store": store, "out": migration.folder / "other"}
-    if column:
-        corpus = migration.folder / "e.parquet"
-        rows = pa.array(np.eye(70, 8).tolist(), pa.list_(pa.float32()))
-        pq.write_table(pa.table({"id": list(map(str, range(70))), "e": rows}), corpus)
-        options |= {"corpus": corpus, "text_columns": (), "model": None}
-        options |= {"embedding_column": "e", "pooling": None, "k": 4}
-    with pytest.raises(ConfigError, match=r"has a name of the stores of bridged.*; give it"):
-        migration.build(**options)
-    assert not store.exists()
+def test_mapped_rows_of_an_index_that_was_forgotten_go(migration: Migration) -> None:
+    gone, other = migration.folder / "gone", migration.folder / "other"
+    for index in (gone, other):
+        migration.build(out=index)
+    migration.run(index=gone, rows=500, bridge=True)
+    migration.run(index=other, rows=500)
+    assert migration.run(index=gone).finished
+    shutil.rmtree(gone)
+    assert gc_store(migration.store, forget=[gone], keep_days=0).bridged == 0
+    assert migration.run(index=other).finished
+    assert gc_store(migration.store, keep_days=0).bridged == 1
+    assert not migration.bridged()
 
 
 def test_gc_leaves_what_a_migration_encoded_until_it_is_finished(migration: Migration) -> None:
@@ -151,28 +127,14 @@ def test_a_migration_that_is_given_up_holds_gc_off_no_longer(migration: Migratio
     assert migration.run().finished
 
 
-def test_the_store_of_a_bridged_version_stays_where_another_store_is_made(
-    migration: Migration,
-) -> None:
-    """As on an empty mount point: what the bridged store itself says of indexes counts."""
-    migration.run(rows=500, bridge=True)
-    (bridged,) = migration.bridged()
-    migration.store.rename(migration.folder / "away")
-    migration.build(out=migration.folder / "other", corpus=migration.less(70))
-    for _ in range(2):
-        assert gc_store(migration.store, keep_days=0).bridged == 0
-        # The index may be on another disk.
-        migration.index.rename(migration.folder / "moved")
-        assert gc_store(migration.store, keep_days=0).bridged == 0
-        (migration.folder / "moved").rename(migration.index)
-    assert migration.bridged() == [bridged]
-
-
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_a_migration_that_is_given_up_withdraws_all_its_versions(
     migration: Migration, by_hand: bool
 ) -> None:
     (old,) = migration.versions()
+    # Another model was tried before.
+    migration.run(rows=500, bridge=True, layers=(0,))
+    rollback(migration.index, to=old)
     update = UpdateConfig(index=str(migration.index), corpus=(migration.less(2_900),))
     migration.run(rows=500, bridge=True)
     update_index(update)
@@ -220,8 +182,10 @@ def test_a_migration_of_an_index_that_is_gone_does_not_hold_gc_off(
     assert gc_store(migration.store, keep_days=0).segments == 0
     # Every model of the store is filled, as by two migrations in opposite directions.
     with monkeypatch.context() as patched:
-        patched.setattr(gc, "is_being_filled", lambda *_: True)
+        for room in (gc, compaction):
+            patched.setattr(room, "settled_stores", lambda *_: [])
         assert gc_store(migration.store, keep_days=0).segments == 0
+        assert compaction.compact_store(migration.store).removed == 0
     # One that moved needs what was encoded, under its new place.
     other.rename(moved)
     for options in ({"indexes": [moved], "forget": [other]}, {}):
@@ -234,6 +198,7 @@ def test_a_migration_of_an_index_that_is_gone_does_not_hold_gc_off(
     for options in ({"indexes": [other], "forget": [other]}, {}):
         assert gc_store(migration.store, **options, keep_days=0).segments == 0
     other.rename(moved)
+    other.symlink_to(moved)
     assert gc_store(migration.store, indexes=[moved], forget=[other], keep_days=0).segments == 0
     shutil.rmtree(moved)
     assert gc_store(migration.store, forget=[moved], keep_days=0).segments > 0
@@ -241,7 +206,7 @@ def test_a_migration_of_an_index_that_is_gone_does_not_hold_gc_off(
 
 def test_of_two_indexes_that_move_at_once_one_is_still_migrated(migration: Migration) -> None:
     store = migration.store
-    gone, moved = ([migration.folder / f"{new}{name}" for name in "ab"] for new in ("", "new "))
+    gone, moved = ([migration.folder / f"{new}{name}" for name in "abc"] for new in ("", "new "))
     for each in gone:
         migration.build(out=each)
     migration.run(index=gone[0], rows=500)
@@ -249,25 +214,27 @@ def test_of_two_indexes_that_move_at_once_one_is_still_migrated(migration: Migra
     for each, to in zip(gone, moved, strict=True):
         each.rename(to)
     assert gc_store(store, indexes=moved, forget=gone, keep_days=0).segments == 0
+    status = [json.loads(succeed("inspect", each, "--json")).get("migration") for each in moved]
+    assert [each is None for each in status] == [False, True, True]
     # Nor does a migration that was finished count as given up where its index is gone.
     for each in moved:
         shutil.rmtree(each)
-    assert_lost_records_are_told(migration, forget=[*moved, gone[1]])
+    assert_lost_records_are_told(migration, forget=moved)
     assert_lost_records_are_told(migration)
 
 
-def test_gc_removes_the_stores_of_bridged_versions_that_were_pruned(migration: Migration) -> None:
+def test_gc_removes_the_mapped_rows_of_versions_that_were_pruned(migration: Migration) -> None:
     before, index = migration.folder / "other", migration.folder / "moved"
     migration.build(out=before)
     migration.run(index=before, rows=500, bridge=True)
     before.rename(index)
     moved: dict[str, Any] = {"indexes": [index], "forget": [before], "keep_days": 0}
     migration.run(index=index, rows=500, bridge=True)
-    # Until the migration is finished, the stores of all of its versions stay.
+    # Until the migration is finished, the mapped rows of all of its versions stay.
     assert gc_store(migration.store, **moved).bridged == 0
     migration.run(index=index)
     # As a compaction leaves one that is killed.
-    (segments, *_) = migration.bridged()[0].glob("*/segments")
+    segments = migration.bridged()[0] / "segments"
     leftover = segments / ".tmp-0123~00000000-000000000000"
     leftover.mkdir()
     os.utime(leftover, (0, 0))
@@ -284,19 +251,16 @@ def test_gc_removes_the_stores_of_bridged_versions_that_were_pruned(migration: M
     assert not migration.bridged()
 
 
-def test_gc_sees_the_stores_of_bridged_versions_before_it_removes_anything(
+def test_gc_sees_mapped_rows_before_it_removes_anything(
     migration: Migration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     migration.run(rows=500, bridge=True)
+    (bridged,) = migration.bridged()
     run("migrate", migration.index, "--give-up")
-    mine = migration.folder / "store.bridged-0123456789abcdef"
-    mine.mkdir()
-    (mine / "notes").write_text("")
-    (mine.parent / "store.bridged-fedcba9876543210").write_text("")
     segments, scan = set(migration.store.glob("*/segments/*")), os.scandir
 
     def refused(path: Any) -> Any:
-        if ".bridged-" in str(path):
+        if bridged.name in str(path):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         return scan(path)
 
@@ -308,6 +272,4 @@ def test_gc_sees_the_stores_of_bridged_versions_before_it_removes_anything(
     assert run("prune", migration.index, "--keep", 1)[0] == 0
     collected = gc_store(migration.store, keep_days=0)
     assert (collected.segments > 0, collected.bridged) == (True, 1)
-    # What the user keeps by such a name stays.
-    assert len(migration.bridged()) == 2
-    assert (mine / "notes").exists()
+    assert not migration.bridged()

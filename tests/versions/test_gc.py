@@ -94,11 +94,8 @@ def test_what_it_does_not_know_stays(tmp_path):
     mine = [folder / "notes.txt", folder / "shards" / "README", world.place / "mine" / "x"]
     for kind, name in (("samples", "README"), ("choices", "mine.json"), ("rows", "dump.zst")):
         mine.append(folder / kind / name)
-    for kind, name in (("unfinished", "a" * 32 + ".json"), ("bridged", "segments/x")):
-        mine.append(tmp_path / "elsewhere" / kind / name)
-    (folder / "unfinished").symlink_to(tmp_path / "elsewhere" / "unfinished")
-    bridged = world.place.with_name(f"{world.place.name}.bridged-{16 * '0'}")
-    bridged.symlink_to(tmp_path / "elsewhere")
+    mine.append(tmp_path / "elsewhere" / ("a" * 32 + ".json"))
+    (folder / "unfinished").symlink_to(tmp_path / "elsewhere")
     for path in mine:
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_text("mine")
@@ -213,6 +210,14 @@ def test_an_index_is_known_by_either_of_its_files(tmp_path, emptied):
     index.rename(tmp_path / "away")
     with pytest.raises(ArtifactError, match=f"{index}, an index .* is not there"):
         gc_store(world.place, keep_days=0)
+    # What is to be forgotten is known until all was looked at.
+    folders = [world.store.segments_folder / name for name in before]
+    for folder in folders:
+        folder.rename(tmp_path / folder.name)
+    with pytest.raises(ArtifactError, match="needed rows are in no segment"):
+        gc_store(world.place, keep_days=0, forget=[index])
+    for folder in folders:
+        (tmp_path / folder.name).rename(folder)
     assert gc_store(world.place, keep_days=0, forget=[index]).segments
     assert registered(world) == []
 

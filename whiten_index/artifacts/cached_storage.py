@@ -310,6 +310,8 @@ class BucketStorage(Storage):
                     copy.unlink()
                 yield copy
             except (ArtifactError, FormatError) as error:
+                if data is not None:
+                    self._require_as_stored(key, data, copy, names)
                 error.args = (str(error).replace(str(copy), str(path)), *error.args[1:])
                 raise
 
@@ -341,7 +343,7 @@ class BucketStorage(Storage):
             elif digest[0] != wanted["bytes"]:
                 found[each] = f"has {digest[0]} bytes instead of {wanted['bytes']}"
             elif isinstance(digest, Digests) and digest.sha256 != wanted["sha256"]:
-                self._require_as_stored(self._key(path), data, name, digest.md5)
+                self._require_own_content(self._key(path), data, name, digest.md5)
                 found[each] = "does not match its checksum"
         return found
 
@@ -359,7 +361,13 @@ class BucketStorage(Storage):
     def _key(self, path: Path) -> str:
         return path.relative_to(self.folder).as_posix()
 
-    def _require_as_stored(self, key: str, data: bytes, name: str, md5: str) -> None:
+    def _require_as_stored(self, key: str, data: bytes, folder: Path, names: Names) -> None:
+        """Refuse damaged files of an artifact that are not what the server is known to have."""
+        for name in (_described(data) or ()) if names is None else names:
+            if exists(folder / name):
+                self._require_own_content(key, data, name, _md5_of(folder / name))
+
+    def _require_own_content(self, key: str, data: bytes, name: str, md5: str) -> None:
         """Refuse a damaged file of an artifact if the server is known to have other content.
 
         It is known by e-tags, if that of the artifact's sound manifest is its MD5: encrypted by
@@ -407,8 +415,7 @@ class BucketStorage(Storage):
                     files = {"files": _described(data) or {}}
                     check_files(temporary, files, content=True, names=names)
                 except ArtifactError:
-                    for name in names:
-                        self._require_as_stored(key, data, name, _md5_of(temporary / name))
+                    self._require_as_stored(key, data, temporary, names)
                     return False
                 self._remove_copy(path)
             rename_unless_taken(temporary, path)

@@ -102,7 +102,8 @@ class ListedBucket(Bucket):
         return StorageError(
             f"cannot read {self.uri}/{key}: what the server answers is another object than it "
             "lists, as from a broken proxy or a replica that lags; try again, and keep proxies "
-            "from changing answers"
+            "from changing answers; if it stays so without any, the object is damaged: remove it, "
+            "then run the build or encode that made it again"
         )
 
     def _note(self, key: str, there: Stat) -> None:

@@ -92,6 +92,11 @@ class BaseVersion:
         return self.source.fields
 
     @property
+    def bridged(self) -> EmbeddingStore | None:
+        """The store, if it has rows that a migration mapped."""
+        return self.store if "bridge" in self.fields else None
+
+    @property
     def passages(self) -> bool:
         """True if rows are passages of documents."""
         return bool(self.fields["corpus"]["source"].get("passages"))

@@ -22,6 +22,7 @@ from whiten_index.pipeline.publish import (
     write_files,
 )
 from whiten_index.progress import Progress, Stages
+from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.versions.published import (
     CURRENT,
     find_version,
@@ -42,6 +43,7 @@ def build_index(
     progress: Progress | None = None,
     facts: Mapping[str, Any] | None = None,
     registered: bool = True,
+    bridged: EmbeddingStore | None = None,
 ) -> BuildReport:
     """Build and publish an index; finished steps of an earlier run are not repeated.
 
@@ -51,6 +53,7 @@ def build_index(
             ``whiten_index.cli.terminal.Bars()`` shows a bar on a terminal and in a notebook.
         facts: further fields of the version's manifest.
         registered: whether ``gc`` of the store asks for the index, as not for one removed at once.
+        bridged: the mapped rows of a migration, of which the index is made.
 
     Returns:
         Version, counts, choice of the transform and bytes; ``to_json()`` has all of them.
@@ -77,7 +80,7 @@ def build_index(
         require_own_current(out, mirror)
         tidy(out)
         with executor_session(config, stages) as executor:
-            encoded = encode_or_open(config, stages, executor)
+            encoded = encode_or_open(config, stages, executor, bridged=bridged)
             config = config.settled(encoded.store.encoder)
             rows = encoded.record.rows
             if registered:

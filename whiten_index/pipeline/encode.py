@@ -124,13 +124,19 @@ def encode_corpus(config: BuildConfig, *, progress: Progress | None = None) -> E
         return report
 
 
-def encode_or_open(config: BuildConfig, stages: Stages, executor: Executor) -> EncodeReport:
+def encode_or_open(
+    config: BuildConfig,
+    stages: Stages,
+    executor: Executor,
+    *,
+    bridged: EmbeddingStore | None = None,
+) -> EncodeReport:
     """Return the store filled with the corpus, or as it is if no corpus is named."""
     if not config.corpus:
         return _open_store(config, stages, executor)
     corpus = open_corpus(config, stages)
     check_early(config, corpus)
-    return encode_shards(config, corpus, stages, executor=executor)
+    return encode_shards(config, corpus, stages, executor=executor, bridged=bridged)
 
 
 def open_corpus(config: BuildConfig, stages: Stages, *, dim: int | None = None) -> ParquetCorpus:
@@ -152,13 +158,15 @@ def encode_shards(
     before: CorpusRecord | None = None,
     read_all: bool = False,
     remember: bool = True,
+    bridged: EmbeddingStore | None = None,
 ) -> EncodeReport:
     """Encode the rows that the store does not have, and remember the corpus in it.
 
     Files as they were in ``before``, by default the store's own record, are not read, unless
-    ``read_all``. Unless ``remember``, the caller saves the record.
+    ``read_all``. Unless ``remember``, the caller saves the record. Into ``bridged``, a store of
+    mapped rows, go copies of the rows that it lacks.
     """
-    work = shard_work(config, corpus)
+    work = shard_work(config, corpus, bridged=bridged)
     with only_writer(work.store.folder, what="store"):
         work.store.tidy()
         if before is None and not read_all:

@@ -6,7 +6,7 @@ that the new model has not encoded are those of the old model, mapped to the new
 
 import contextlib
 import datetime
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.atomic import remove_killed
 from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.artifacts.lock import CLEANER, marked, only_writer
 from whiten_index.artifacts.manifest import fingerprint
-from whiten_index.artifacts.object_store import split_uri
-from whiten_index.artifacts.storage import Place, settled
+from whiten_index.artifacts.storage import settled
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.load_encoder import resolve_encoder
 from whiten_index.encoding.spec import recorded_spec
@@ -35,7 +35,7 @@ from whiten_index.errors import (
 from whiten_index.evaluation.judgements import JudgedQueries, read_judged
 from whiten_index.evaluation.metrics import evaluate_each, mean_interval
 from whiten_index.index.exact import Vectors, exact_neighbours
-from whiten_index.paths import is_uri, shown
+from whiten_index.paths import shown
 from whiten_index.pipeline.base_version import BaseVersion
 from whiten_index.pipeline.build import build_index
 from whiten_index.pipeline.build_config import BuildConfig
@@ -47,14 +47,7 @@ from whiten_index.pipeline.shard_encoding import shard_work
 from whiten_index.pipeline.update_config import MigrateConfig, UpdateConfig
 from whiten_index.progress import Progress, Stages
 from whiten_index.search.query_encoder import query_embeddings
-from whiten_index.store.embedding_store import (
-    BRIDGED,
-    EmbeddingStore,
-    bridged_places,
-    model_place,
-    open_stores,
-    remove_bridged,
-)
+from whiten_index.store.embedding_store import EmbeddingStore, open_stores
 from whiten_index.store.notes import owner_of
 from whiten_index.store.sampling import CorpusEmbeddings, ids_of
 from whiten_index.store.segments import digests_name
@@ -120,7 +113,7 @@ def migrate_index(config: MigrateConfig, *, progress: Progress | None = None) ->
         return _give_up(config, stages)
     base, target = migration_target(config)
     # Readers may have the version before open.
-    kept = [str(read_published(config.index).fields["store"])]
+    kept = {str(read_published(config.index).fields["encoder_fingerprint"])}
     if resolve_encoder(target.encoder_config())[0].fingerprint == base.store.fingerprint:
         rows, name = base.record.rows, base.source.name
         _mark(base, base.store, under_way=False)
@@ -163,10 +156,10 @@ def migrate_index(config: MigrateConfig, *, progress: Progress | None = None) ->
         store = _bridged_store(base, new, bridge, length, stages)
         build = _bridged_build(target, base, store)
         facts |= {"bridge": report.bridge, "bridged_from": base.source.name}
-        made = build_index(build, progress=progress, facts=facts)
+        made = build_index(build, progress=progress, facts=facts, bridged=store)
         report.version, report.rows = made.version, made.encoded.record.rows
         report.encoded = encoded_rows(store, made.encoded.record, new)
-        _remove_bridged(base, new, but=[*kept, str(store.place)])
+        _remove_bridged(base, new, but=kept)
     return report
 
 
@@ -178,7 +171,7 @@ def migration_target(config: MigrateConfig) -> tuple[BaseVersion, BuildConfig]:
         device=config.device,
     )  # fmt: skip
     base = BaseVersion.open(asked, version=before_bridged(config.index))
-    _require_old_model(config.index, base.store.place)
+    _require_old_model(config.index, base.fields)
     if base.config.embedding_column is not None or base.passages:
         raise ConfigError(
             "an index of given embeddings or of passages by tokens is built again, not migrated; "
@@ -187,16 +180,11 @@ def migration_target(config: MigrateConfig) -> tuple[BaseVersion, BuildConfig]:
     given = {name: getattr(config, name) for name in EncoderConfig.__dataclass_fields__}
     k = base.config.k if config.k is None else config.k
     store = str(base.store.place)
-    if config.bridge and is_uri(store) and not split_uri(store)[2]:
-        raise ConfigError(
-            f"the store is all of bucket {split_uri(store)[1]}, and the rows of a bridged version "
-            "are kept next to the store, in the same bucket; leave out --bridge"
-        )
     return base, replace(base.config, **given, k=k, store=store, force=config.force)
 
 
-def _require_old_model(index: str, store: Place) -> None:
-    if model_place(store) is not None:
+def _require_old_model(index: str, fields: Mapping[str, Any]) -> None:
+    if "bridge" in fields:
         raise ArtifactError(
             f"{index} has no sound version of the old model, from which a migration goes "
             "on; whiten-index versions tells whether one is damaged and can be restored; if not, "
@@ -242,13 +230,13 @@ def _fill(
 
 def _give_up(config: MigrateConfig, stages: Stages) -> MigrateReport:
     """Publish the version of the old model if a bridged one is, and let gc remove the rest."""
+    models = set[str]()
     if (before := before_bridged(config.index)) is not None:
-        model = recorded_spec(read_published(config.index).fields["encoder"])
-        # Nobody goes back to rows of the new model.
-        bridged = bridged_versions(config.index, {model.fingerprint} if model else ())
-        rollback(config.index, to=before, withdrawn=bridged)
+        if (model := recorded_spec(read_published(config.index).fields["encoder"])) is not None:
+            models.add(model.fingerprint)
+        rollback(config.index, to=before)
     published = read_published(config.index)
-    _require_old_model(config.index, published.fields["store"])
+    _require_old_model(config.index, published.fields)
     root, mirror = place_of(config.index)
     store = open_store(
         mirror.uri or root, published.fields, given=config.store, reader="migrate",
@@ -257,9 +245,9 @@ def _give_up(config: MigrateConfig, stages: Stages) -> MigrateReport:
     filled = filled_for(config.index, store.place)
     if before is None and not filled:
         raise ConfigError(f"{config.index} has no migration under way to give up")
-    if before is None:
-        # Some may have been rolled back by hand.
-        withdraw(config.index, bridged_versions(config.index, {e.fingerprint for e, _ in filled}))
+    # Nobody goes back to rows of the new model, nor of another one that was tried before.
+    models |= {each.fingerprint for each, _ in filled}
+    withdraw(config.index, bridged_versions(config.index, models))
     for each, _ in filled:
         each.results.save_migration(owner_of(config.index), None)
     rows = int(published.fields["rows"])
@@ -319,9 +307,9 @@ def _bridged_store(
     base: BaseVersion, new: EmbeddingStore, bridge: Bridge, length: float, stages: Stages
 ) -> EmbeddingStore:
     """Return a store in which rows are those of the new model, or of the old one, mapped."""
-    identity = fingerprint({"encoder": new.fingerprint, "bridge": bridge.digest})
-    # One place each: a build opens a place that has one store, and others have bridged ones too.
-    store = EmbeddingStore.create(_bridged(base, new, identity[:8]), new.encoder, identity)
+    index = _digest_of_index(base)
+    identity = fingerprint({"encoder": new.fingerprint, "bridge": bridge.digest, "index": index})
+    store = EmbeddingStore.create(new.place, new.encoder, identity, bridged_for=index)
     dtype = base.config.dtype_kept()
     with stages.stage("bridge", base.record.rows) as watcher:
         for part in base.record.parts:
@@ -336,29 +324,27 @@ def _bridged_store(
     return store
 
 
-def _bridged(base: BaseVersion, new: EmbeddingStore, end: str) -> str:
-    """Return the place of the store of a bridged version of an index, with the end of its name."""
-    owner = fingerprint({"index": owner_of(base.config.out_place)})
-    return f"{settled(new.place)}{BRIDGED}{owner[:8]}{end}"
+def _digest_of_index(base: BaseVersion) -> str:
+    return fingerprint({"index": owner_of(base.config.out_place)})
 
 
-def _remove_bridged(base: BaseVersion, new: EmbeddingStore, *, but: Iterable[str]) -> None:
-    """Remove the stores of earlier bridged versions of an index, which can be made again."""
-    own, kept = Path(_bridged(base, new, "")).name, {Path(each).name for each in but}
+def _remove_bridged(base: BaseVersion, new: EmbeddingStore, *, but: Collection[str]) -> None:
+    """Remove the rows of earlier bridged versions of an index, which can be made again."""
+    kept, root = set(but), new.place
     # A failure does no harm: gc removes the rest, or says why it cannot.
     suppressed = contextlib.suppress(ArtifactError, BusyError, FormatError, StorageError)
     with suppressed, contextlib.ExitStack() as locks:
-        lock_indexes([settled(base.config.out_place)], new.place, locks)
-        locks.enter_context(marked(new.place, CLEANER))
-        kept.add(Path(read_published(base.config.out_place).fields["store"]).name)
-        # A copy of the index may have published a version by the store of the same name.
-        for index in indexes_of(new.place, open_stores(new.place)):
-            kept.add(Path(read_published(index).fields["store"]).name)
-        for place in bridged_places(new.place):
-            name = Path(place).name
-            if name.startswith(own) and name not in kept:
-                with contextlib.suppress(BusyError):
-                    remove_bridged(place)
+        lock_indexes([settled(base.config.out_place)], root, locks)
+        locks.enter_context(marked(root, CLEANER))
+        if isinstance(root, Path):
+            remove_killed(root)
+        stores = open_stores(root)
+        # A copy of the index may have published a version of the same rows.
+        for index in (settled(base.config.out_place), *indexes_of(root, stores)):
+            kept.add(read_published(index).fields["encoder_fingerprint"])
+        for store in stores:
+            if store.bridged_for == _digest_of_index(base) and store.fingerprint not in kept:
+                store.remove()
 
 
 def _bridged_build(target: BuildConfig, base: BaseVersion, store: EmbeddingStore) -> BuildConfig:
@@ -371,9 +357,7 @@ def _bridged_build(target: BuildConfig, base: BaseVersion, store: EmbeddingStore
         k = min(fit.k, store.dim)
         target = replace(target, whiten=fit.kind.value, k=k, exponent=fit.exponent)
     center = bool(target.center) if fit.kind.reads_data else target.center
-    return replace(
-        target, store=str(store.place), center=center, queries=None, qrels=None, qrels_split=None
-    )
+    return replace(target, center=center, queries=None, qrels=None, qrels_split=None)
 
 
 def _compare(judged: JudgedQueries, sides: tuple[Side, Side]) -> dict[str, Any]:

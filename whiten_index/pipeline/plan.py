@@ -117,7 +117,7 @@ def plan_update(config: UpdateConfig, *, progress: Progress | None = None) -> di
     """
     stages = Stages(progress or Progress())
     base, corpus, _ = open_base(config, stages)
-    work = shard_work(base.config, corpus, write=False)
+    work = shard_work(base.config, corpus, write=False, bridged=base.bridged)
     kept = kept_parts(work, None if config.read_all else base.read_before(corpus))
     to_encode = stored = size = 0
     parts, missing = list[CorpusPart](), list[Shard]()

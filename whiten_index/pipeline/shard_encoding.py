@@ -38,7 +38,7 @@ from whiten_index.encoding.window_encoder import WindowEncoder
 from whiten_index.errors import ConfigError, CorpusError, EncoderError
 from whiten_index.store.digest_index import Lookup
 from whiten_index.store.dtypes import StoreDtype
-from whiten_index.store.embedding_store import EmbeddingStore, encoder_folders, model_place
+from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.notes import UNFINISHED
 from whiten_index.store.records import CorpusPart
 from whiten_index.store.segments import Segment, digests_name, keyed
@@ -366,7 +366,7 @@ class ShardWork(Work):
         return truncated, size if self.bridged is None else self._copy(shard, self.bridged)
 
     def _copy(self, shard: ReadShard, bridged: EmbeddingStore) -> int:
-        """Copy rows of the model that a bridged store lacks; return the bytes of all rows there."""
+        """Copy rows of the model that the mapped ones lack; return the bytes of all rows there."""
         places = bridged.index(verify=False).find(shard.digests)
         size = bridged.truncated_and_bytes(places)[1]
         for rows in (shard.missing, ~places.known & ~shard.missing):
@@ -427,15 +427,15 @@ def _split(batch: TextBatch, splitter: PassageSplitter) -> TextBatch:
     return TextBatch(documents, texts, batch.read, batch.skipped)
 
 
-def shard_work(config: "BuildConfig", corpus: ParquetCorpus, *, write: bool = True) -> ShardWork:
+def shard_work(
+    config: "BuildConfig",
+    corpus: ParquetCorpus,
+    *,
+    write: bool = True,
+    bridged: EmbeddingStore | None = None,
+) -> ShardWork:
     """Return the work on the shards of a corpus; ``write`` makes the store's folder."""
     make = EmbeddingStore.create if write else EmbeddingStore
-    own = model_place(config.store_place)
-    if own is not None and not encoder_folders(config.store_place):
-        raise ConfigError(
-            f"--store {config.store_place} has a name of the stores of bridged versions, which gc "
-            "removes; give it another name"
-        )
     if config.embedding_column is not None:
         encoder_json = _column_encoder(config, corpus)
         identity = {key: encoder_json[key] for key in ("kind", "dim")}
@@ -451,8 +451,7 @@ def shard_work(config: "BuildConfig", corpus: ParquetCorpus, *, write: bool = Tr
         spec, folder = local_model(encoder_config, by="--passage-tokens")
         splitter = PassageSplitter.load(spec, folder, *config.passages)
         folder.require_unchanged()
-    bridged = None if own is None else EmbeddingStore.open(config.store_place)
-    store = make(own or config.store_place, spec.to_json(), spec.fingerprint)
+    store = make(config.store_place, spec.to_json(), spec.fingerprint)
     asked = _at_commit(encoder_config, store.encoder)
     source = LazyEncoder(asked, recorded_spec(store.encoder))
     return ShardWork(corpus, store, source, config.dtype_kept(), splitter, bridged)

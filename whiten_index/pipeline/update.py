@@ -150,6 +150,7 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
             before=base.read_before(corpus),
             read_all=config.read_all,
             remember=False,
+            bridged=base.bridged,
         )
         register(encoded.store, base.config.out_place, stages)
         changes = _compare(base, encoded)

@@ -28,37 +28,33 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from whiten_index.artifacts import manifest
-from whiten_index.artifacts.atomic import make_folder, remove_leftovers, remove_path, replace_file
+from whiten_index.artifacts.atomic import make_folder, remove_leftovers, replace_file
 from whiten_index.artifacts.cached_storage import BucketStorage, place_of
 from whiten_index.artifacts.files import (
     exists,
     is_folder,
-    is_link,
     list_folder,
     open_regular,
     reading,
     require_target,
-    resolved,
     writing,
 )
 from whiten_index.artifacts.limits import LimitError, canonical_json, check_expanded, read_unpacked
-from whiten_index.artifacts.lock import CLEANER, marked, require_marks
+from whiten_index.artifacts.lock import require_marks
 from whiten_index.artifacts.manifest import Digest, Schema, Sealed
-from whiten_index.artifacts.object_store import Bucket
 from whiten_index.artifacts.storage import Place, Storage
 from whiten_index.corpus.arrow_types import read_documents
 from whiten_index.corpus.batches import DIGEST_BYTES
 from whiten_index.encoding.canary import keeping_canary
 from whiten_index.encoding.spec import EncoderFacts, RemoteSpec, Spec, recorded_spec
 from whiten_index.errors import ArtifactError, CorpusError
-from whiten_index.paths import as_place
 from whiten_index.store.dtypes import keeps_moments
 from whiten_index.store.notes import INDEXES, MIGRATIONS, IndexRegistry, ResultCache, owner_of
 from whiten_index.store.records import CorpusPart, CorpusRecord
@@ -68,9 +64,6 @@ from whiten_index.whitening.moments import Moments
 # Folders of the files of parts, and the ending of these.
 _DIGESTS, _ROWS, _END = "digests", "rows", ".zst"
 _PART_FILE = re.compile(rf"[0-9a-f]{{32}}{_END}")
-BRIDGED = ".bridged-"  # in the name of a store that a migration makes next to the new model's
-# By which a store notes what migrations of indexes fill it, or have filled it: false.
-_BRIDGED_PLACE = re.compile(rf"(.+){re.escape(BRIDGED)}[0-9a-f]{{16}}", re.DOTALL)
 # Rows of small parts whose moments are taken together.
 _ROWS_TOGETHER = 1024
 
@@ -80,6 +73,8 @@ class StoreManifest(Sealed):
 
     encoder: EncoderFacts
     fingerprint: Digest
+    # Of rows that a migration mapped to the space of the encoder: digest of the migrated index.
+    bridged_for: NotRequired[Digest]
 
 
 SCHEMA = Schema("store", 1, StoreManifest)
@@ -93,6 +88,8 @@ class EmbeddingStore(Segments):
             of the copies on this machine.
         mirror: the bucket, if there is one.
         encoder: the encoder as JSON values.
+        bridged_for: digest of the index whose migration mapped rows of an older model to the space
+            of this encoder; they are in a folder of their own. Else None.
         folder: this encoder's folder.
         results: choices, samples and runtimes that are remembered.
         indexes: registry of the indexes built from here.
@@ -111,20 +108,22 @@ class EmbeddingStore(Segments):
         encoder: Mapping[str, Any],
         fingerprint: str,
         verify: bool = True,
+        bridged_for: str | None = None,
     ) -> None:
         self.root, mirror = place_of(root)
         super().__init__(self.root / fingerprint, mirror, encoder.get("dim"), verify=verify)
-        self.encoder = dict(encoder)
+        self.encoder, self.bridged_for = dict(encoder), bridged_for
         self._compared = False  # whether the encoder's canary was compared here
         self.results = ResultCache(self.folder, self.mirror)
         self.indexes = IndexRegistry(self.folder, self.mirror)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return EmbeddingStore, (self.place, self.encoder, self.fingerprint, self.verify)
+        given = self.place, self.encoder, self.fingerprint, self.verify, self.bridged_for
+        return EmbeddingStore, given
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the encoder."""
+        """Fingerprint of the encoder, or of the encoder and a bridge to it."""
         return self.folder.name
 
     @property
@@ -134,7 +133,12 @@ class EmbeddingStore(Segments):
 
     @classmethod
     def create(
-        cls, root: Path | str, encoder: Mapping[str, Any], fingerprint: str
+        cls,
+        root: Path | str,
+        encoder: Mapping[str, Any],
+        fingerprint: str,
+        *,
+        bridged_for: str | None = None,
     ) -> "EmbeddingStore":
         """Open the store of an encoder, making it where it is new.
 
@@ -142,7 +146,7 @@ class EmbeddingStore(Segments):
             StorageError: the folder cannot be written.
             EncoderError: a model behind an API is no longer the one that filled it.
         """
-        store = cls(root, encoder, fingerprint)
+        store = cls(root, encoder, fingerprint, bridged_for=bridged_for)
         with writing(store.folder):
             for name in (_DIGESTS, _ROWS, "corpora", INDEXES):
                 make_folder(store.folder / name)
@@ -157,7 +161,8 @@ class EmbeddingStore(Segments):
         recorded = self._recorded_encoder()
         self.encoder = dict(encoder if recorded is None else keeping_canary(encoder, recorded))
         if recorded != self.encoder:
-            fields = SCHEMA.headed(encoder=self.encoder, fingerprint=self.fingerprint)
+            also = {} if self.bridged_for is None else {"bridged_for": self.bridged_for}
+            fields = SCHEMA.headed(encoder=self.encoder, fingerprint=self.fingerprint, **also)
             with writing(self.folder):
                 manifest.write_manifest(self.folder / manifest.MANIFEST, fields)
             self.mirror.push(self.folder / manifest.MANIFEST)
@@ -191,7 +196,7 @@ class EmbeddingStore(Segments):
         A damaged one is written again, but for a model behind an API: what that gave is not known.
         """
         try:
-            return read_encoder(self.folder, self.mirror)
+            return read_store(self.folder, self.mirror)["encoder"]
         except ArtifactError:
             there = self.mirror.holds(self.folder / manifest.MANIFEST)
             if there and isinstance(recorded_spec(self.encoder), RemoteSpec):
@@ -220,7 +225,7 @@ class EmbeddingStore(Segments):
                 + "; check the path, or fill one with: whiten-index encode CORPUS --store DIR"
             )
         if len(folders) > 1:
-            found = [(read_encoder(folder, mirror), folder.name[:8]) for folder in folders]
+            found = [(read_store(folder, mirror)["encoder"], folder.name[:8]) for folder in folders]
             names = ", ".join(f"{e.get('model', e.get('column'))} {name}" for e, name in found)
             raise ArtifactError(
                 f"{root} holds embeddings of {len(folders)} encoders ({names}); name the corpus "
@@ -228,7 +233,9 @@ class EmbeddingStore(Segments):
             )
         # A bucket is not listed twice.
         there = mirror if isinstance(mirror, BucketStorage) else place
-        return cls(there, read_encoder(folders[0], mirror), folders[0].name, verify)
+        recorded = read_store(folders[0], mirror)
+        bridged_for = recorded.get("bridged_for")
+        return cls(there, recorded["encoder"], folders[0].name, verify, bridged_for)
 
     def tidy(self) -> int:
         """Remove unfinished files of a writer that died; return how many there were.
@@ -237,6 +244,13 @@ class EmbeddingStore(Segments):
         """
         folders = (self.folder, *filter(is_folder, list_folder(self.folder)))
         return sum(map(remove_leftovers, folders))
+
+    def remove(self) -> None:
+        """Remove the whole folder; in a bucket last the manifest, by which it is found again."""
+        if isinstance(self.mirror, BucketStorage):
+            inside = {name.partition("/")[0] for name in self.mirror.sizes(self.folder)}
+            self.mirror.remove(*(self.folder / each for each in inside - {manifest.MANIFEST}))
+        self.mirror.remove(self.folder)
 
     def write_digests(self, digests: NDArray[np.uint8]) -> str:
         """Keep the digests (n, 16) of the texts of a part; return the name of the file."""
@@ -495,7 +509,10 @@ class EmbeddingStore(Segments):
         """Return the files with the records of corpora, hidden ones and copies among them.
 
         No record is passed over for its name, since the segments that only it names would go.
+        Mapped rows are only kept for versions.
         """
+        if self.bridged_for is not None:
+            return []
         return [self._corpora / name for name in self.mirror.names(self._corpora, "*.json*")]
 
     def record(self, name: str) -> CorpusRecord:
@@ -514,53 +531,6 @@ class EmbeddingStore(Segments):
         return self.folder / "corpora"
 
 
-def model_place(place: Place) -> Place | None:
-    """Return the place of the new model's own store, if this is that of a bridged one."""
-    found = _BRIDGED_PLACE.fullmatch(str(place))
-    return None if found is None else as_place(found[1], what="--store")
-
-
-def bridged_places(place: Place) -> list[Place]:
-    """Return the places of the stores that migrations have made next to a store.
-
-    They are next to its folder, whichever link names it.
-    """
-    found: list[Place]
-    if isinstance(place, Path):
-        place = resolved(place)
-        # What is behind a link is nothing that a migration made.
-        siblings = list_folder(place.parent)
-        found = [each for each in siblings if is_folder(each) and not is_link(each)]
-    else:
-        parent = place.rpartition("/")[0]
-        names = () if parent.endswith("/") else Bucket(parent).folders()
-        found = [f"{parent}/{name}" for name in names]
-    return [each for each in found if model_place(each) == place]
-
-
-def remove_bridged(place: Place) -> None:
-    """Remove the store of a bridged version, which can be made again; other files there stay.
-
-    Raises:
-        BusyError: another process writes to it, in a bucket.
-        StorageError: it cannot be removed; the next gc removes the rest.
-    """
-    root, mirror = place_of(place)
-    if isinstance(place, Path):
-        for folder in encoder_folders(place):
-            # Last what a removal that was cut off is found by.
-            for each in sorted(
-                list_folder(folder), key=lambda path: path.name == manifest.MANIFEST
-            ):
-                remove_path(each)
-            remove_path(folder)
-        with suppress(OSError):
-            place.rmdir()
-        return
-    with marked(place, CLEANER):
-        mirror.remove(*mirror.folders(root))
-
-
 def _not_of_part(path: Path, part: CorpusPart) -> ArtifactError:
     return ArtifactError(
         f"{path} is damaged, or the record of its corpus is: it does not have {part.rows:,} rows; "
@@ -568,8 +538,8 @@ def _not_of_part(path: Path, part: CorpusPart) -> ArtifactError:
     )
 
 
-def read_encoder(folder: Path, mirror: Storage) -> EncoderFacts:
-    """Return the encoder that a folder of a store is of."""
+def read_store(folder: Path, mirror: Storage) -> StoreManifest:
+    """Return what the folder of an encoder says of itself."""
     mirror.latest(folder / manifest.MANIFEST)
     found = manifest.read_manifest(folder, SCHEMA)
     if found["fingerprint"] != folder.name:
@@ -577,7 +547,7 @@ def read_encoder(folder: Path, mirror: Storage) -> EncoderFacts:
             f"{folder / manifest.MANIFEST} is damaged: it is of the encoder "
             f"{found['fingerprint']}; {manifest.REMEDY}"
         )
-    return found["encoder"]
+    return found
 
 
 def _as_bytes(documents: pa.Table) -> bytes:

@@ -254,7 +254,8 @@ class Segments:
             # They are the end of the file.
             stop = files[EMBEDDINGS]["bytes"] if EMBEDDINGS in files else 0
             start = max(stop - (DIGEST_BYTES + 1) * rows, 0)
-            piece = bucket.piece(folder / stamp(data) / EMBEDDINGS, start, stop)
+            path = folder / stamp(data) / EMBEDDINGS
+            piece = bucket.piece(path, start, stop) if stop else b""
             digests, truncated = np.split(np.frombuffer(piece, np.uint8), [DIGEST_BYTES * rows])
             if digests_name(digests) == name:
                 return digests.reshape(-1, DIGEST_BYTES), truncated

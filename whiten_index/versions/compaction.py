@@ -19,12 +19,12 @@ from whiten_index.store.embedding_store import EmbeddingStore, open_stores
 from whiten_index.store.segments import Segment
 from whiten_index.versions.references import (
     indexes_of,
-    is_being_filled,
     lacks_record,
     lock_indexes,
     lock_stores,
     needed_digests,
     references_of,
+    settled_stores,
 )
 
 # A segment of fewer rows than this share of a full one is joined with others.
@@ -80,16 +80,18 @@ def compact_store(root: Place, *, segment_rows: int = SHARD_ROWS) -> CompactRepo
     if segment_rows < 1:
         raise ConfigError(f"segments have 1 row or more; segment_rows {segment_rows} was given")
     place = required_place(root)
-    counts, before, after = Counter[str](), Counter[str](), Counter[str]()
+    counts = Counter[str](rows=0, written=0, removed=0, damaged=0)
+    before, after = Counter[str](segments=0, bytes=0), Counter[str](segments=0, bytes=0)
     stores = open_stores(place)
-    stores = list(itertools.filterfalse(lacks_record, stores)) or stores
-    for store in itertools.filterfalse(is_being_filled, stores):
+    free = settled_stores(stores)
+    for store in list(itertools.filterfalse(lacks_record, free)) or free:
         with contextlib.ExitStack() as locks:
             lock_stores(place, [store], locks)
-            if is_being_filled(store):
+            if store not in settled_stores(stores):
                 # A migration has begun meanwhile.
                 continue
-            indexes = indexes_of(place, [store])
+            # One that moved may be registered with the other rows alone.
+            indexes = indexes_of(place, [store] if store.bridged_for is None else stores)
             lock_indexes(indexes, place, locks)
             wanted = needed_digests(store, references_of(place, [store], indexes))
             store.tidy()

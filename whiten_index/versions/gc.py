@@ -5,7 +5,7 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,34 +13,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import remove_killed, require_path
-from whiten_index.artifacts.cached_storage import place_of, required_place
-from whiten_index.artifacts.files import exists, is_link
+from whiten_index.artifacts.cached_storage import required_place
+from whiten_index.artifacts.files import is_link
 from whiten_index.artifacts.storage import Place, settled
 from whiten_index.errors import ArtifactError, ConfigError
-from whiten_index.paths import as_place, is_uri, shown
+from whiten_index.paths import is_uri, shown
 from whiten_index.store.digest_index import HashTable, digest_keys
-from whiten_index.store.embedding_store import (
-    EmbeddingStore,
-    bridged_places,
-    encoder_folders,
-    open_stores,
-    remove_bridged,
-)
+from whiten_index.store.embedding_store import EmbeddingStore, open_stores
 from whiten_index.store.notes import CHOICES, SAMPLES, UNFINISHED, owner_of
 from whiten_index.store.records import CorpusPart
-from whiten_index.versions.published import INDEX_ID, read_index_id, read_published
+from whiten_index.versions.published import read_index_id, read_published
 from whiten_index.versions.references import (
     Reference,
-    files_naming,
-    index_references,
     indexes_of,
-    is_being_filled,
     lacks_record,
     lock_indexes,
     lock_stores,
     needed_digests,
     references_of,
-    require_at_its_place,
+    registered_as,
+    require_gone,
+    settled_stores,
     stores_of,
 )
 
@@ -57,7 +50,7 @@ class GcReport:
     dry_run: bool  # whether nothing was removed
     segments: int  # removed
     parts: int  # files of digests, of ids and kept columns, and of remembered results, removed
-    bridged: int  # stores of bridged versions, removed
+    bridged: int  # folders of mapped rows, of bridged versions, removed
     leftovers: int  # unfinished files of writers that died, removed
     bytes: int  # freed, those of leftovers not counted
     kept: dict[str, int]  # kind -> how many of it stay; `recent` of them stay for their age alone
@@ -80,7 +73,7 @@ def gc_store(
     built from it. Segments younger than ``keep_days`` stay too: they may be of an encode that was
     interrupted. From a bucket, only digests are read, and files of which copies here differ.
 
-    The store of a bridged version stays until that version is pruned, and no migration of this
+    Mapped rows of a bridged version stay until that version is pruned, and no migration of this
     store's indexes is under way.
 
     Args:
@@ -107,45 +100,46 @@ def gc_store(
     place = required_place(root)
     named = [settled(required_place(index)) for index in indexes]
     gone = [each if is_uri(each) else require_path(each) for each in forget]
-    bridged, every = bridged_places(place), open_stores(place)
-    lost = set(map(owner_of, gone))
+    every = open_stores(place)
+    forgotten = registered_as(place, every, gone)
+    lost = {each.place: [one.id for one in forgotten if one.place == each.place]
+            for each in forgotten}  # fmt: skip
     ended = () if named else lost
-    stores = [each for each in every if not is_being_filled(each, ended)]
+    stores = settled_stores(every, ended)
     removed, kept = Counter[str](leftovers=0, segments=0, parts=0), Counter[str]()
     with contextlib.ExitStack() as locks:
         if not dry_run:
             lock_stores(place, stores, locks)
             # A migration may have begun meanwhile.
-            stores = [each for each in stores if not is_being_filled(each, ended)]
-        if len(stores) < len(every):
-            # A migration under way may need them.
-            bridged = []
+            stores = [each for each in stores if each in settled_stores(every, ended)]
         # Others are collected if one has no record, as after a first encode that was interrupted.
         unrecorded = [each for each in stores if lacks_record(each)]
         cleaned = [each for each in stores if each not in unrecorded] or stores
-        users = {index: stores_of(index, place, stores) for index in named}
-        files = files_naming(place, stores, gone, named)
+        users = {index: stores_of(index, place, every) for index in named}
+        files = {each.file for each in forgotten}
         used_by = list(dict.fromkeys([*indexes_of(place, stores, but=files), *named]))
+        require_gone(forgotten, used_by)
         if not dry_run:
             lock_indexes(used_by, place, locks)
+        references = references_of(place, cleaned, used_by)
+        since = time.time() - keep_days * _DAY if keep_days else math.inf
+        # All is looked at before anything is removed.
+        bridged = [each for each in cleaned if each.bridged_for is not None]
+        unnamed = [each for each in bridged if not any(one.is_of(each) for one in references)]
+        cleaned = [each for each in cleaned if each not in unnamed]
+        garbage = [_garbage(store, references, since) for store in cleaned]
+        for _, one, counts in garbage:
+            removed.update(one)
+            kept.update(counts)
+        size = sum(each.mirror.size(each.folder) for each in unnamed)
+        removed.update(bridged=len(unnamed), bytes=size)
+        if not dry_run:
             for store in every:
                 _move_migrations(store, lost, named)
             for index, own in users.items():
                 index_id = read_index_id(index) if isinstance(index, Path) else None
                 for store in own:
                     store.indexes.register(index, index_id)
-            for store, file in itertools.product(stores, files):
-                store.indexes.forget(file)
-        references = references_of(place, cleaned, used_by)
-        since = time.time() - keep_days * _DAY if keep_days else math.inf
-        # All is looked at before anything is removed.
-        garbage = [_garbage(store, references, since) for store in cleaned]
-        unnamed = _unnamed(bridged, place, used_by, lost)
-        for _, one, counts in garbage:
-            removed.update(one)
-            kept.update(counts)
-        removed.update(bridged=len(unnamed), bytes=sum(unnamed.values()))
-        if not dry_run:
             if isinstance(place, Path):
                 remove_killed(place)
             for store, (paths, _, _) in zip(cleaned, garbage, strict=True):
@@ -153,12 +147,12 @@ def gc_store(
                 removed["leftovers"] += store.tidy()
                 store.mirror.remove(*paths)
                 removed["leftovers"] += store.mirror.remove_unnamed(store.segments_folder)
-            for each in unnamed:
-                remove_bridged(each)
-            for each in bridged:
-                for folder in encoder_folders(each) if isinstance(each, Path) else ():
-                    remove_killed(folder)
-                    remove_killed(folder / "segments")
+            for store in unnamed:
+                store.remove()
+            # Last, so that the same command can be run again if it dies before.
+            for store, file in itertools.product(every, files):
+                if store not in unnamed:
+                    store.indexes.forget(file)
     return GcReport(
         store=str(place),
         dry_run=dry_run,
@@ -170,57 +164,24 @@ def gc_store(
     )
 
 
-def _move_migrations(store: EmbeddingStore, gone: Collection[str], to: Sequence[Place]) -> None:
-    """Let the notes of indexes that are gone be those of other indexes, or of none."""
-    notes, owners = store.results.migrations(), list(map(owner_of, to))
-    for old in gone:
+def _move_migrations(
+    store: EmbeddingStore, gone: Mapping[str, Collection[str | None]], to: Sequence[Place]
+) -> None:
+    """Let the notes of indexes that are gone, by their ids, be those of others, or of none."""
+    notes = store.results.migrations()
+    ids = {index: read_index_id(index) if isinstance(index, Path) else None for index in to}
+    for old, known in gone.items():
         if note := notes.get(old):
-            for index, owner in zip(to, owners, strict=True):
+            # One without an id, as in a bucket, may be any of them.
+            moved = [index for index in to if ids[index] in known] or to
+            for index in moved:
                 # Other notes at its new place are of an earlier migration.
                 encoder = read_published(index).fields["encoder_fingerprint"]
                 finished = encoder == store.fingerprint
-                moved = False if finished else notes.get(owner) or note
-                store.results.save_migration(owner, moved)
-            if old not in owners:
+                owner = owner_of(index)
+                store.results.save_migration(owner, not finished and (notes.get(owner) or note))
+            if old not in map(owner_of, moved):
                 store.results.save_migration(old, None)
-
-
-def _unnamed(
-    bridged: Sequence[Place], root: Place, indexes: Sequence[Place], lost: Collection[str]
-) -> dict[Place, int]:
-    """Return the stores of bridged versions that are no more, and their bytes.
-
-    Such a store also has a register, of indexes that may not be those of the store next to it.
-    """
-    local = (each for each in indexes if isinstance(each, Path) and exists(each / INDEX_ID))
-    known = {*map(str, indexes), *lost, *map(read_index_id, local)}
-    folders = {each: encoder_folders(each) for each in bridged}
-    # Of moved stores and indexes, the name of an encoder's folder stays.
-    encoders = {each.name for some in folders.values() for each in some}
-    found = (each for index in indexes for each in index_references(index, root, encoders))
-    named = {each.encoder for each in found} if encoders else set[str]()
-    return {
-        place: place_of(place)[1].size(*some)
-        for place, some in folders.items()
-        if some
-        and not named.intersection(each.name for each in some)
-        and not any(_is_needed(store, known) for store in open_stores(place))
-    }
-
-
-def _is_needed(store: EmbeddingStore, known: Collection[str]) -> bool:
-    """Return whether an index that is not ``known``, by place or id, may need a bridged store."""
-    for each in store.indexes.registered():
-        if each.place in known or each.id in known:
-            continue
-        try:
-            require_at_its_place(each, store.place)
-            index = as_place(each.place, what="the index")
-            if any(index_references(index, store.place, {store.fingerprint})):
-                return True
-        except ArtifactError:
-            return True  # its disk may not be mounted
-    return False
 
 
 def _parts_of(store: EmbeddingStore, references: Sequence[Reference]) -> Iterator[CorpusPart]:
@@ -268,7 +229,9 @@ def _needed_segments(
     keys = digest_keys(wanted)
     table = HashTable([keys])
     times, rows_of = np.zeros(len(wanted), dtype=np.int64), dict[str, NDArray[np.int64]]()
-    for name, digests in store.digests_of_segments(names):
+    found, unread = store.digests_of_segments(names), set(names)
+    for name, digests in found:
+        unread.discard(name)
         rows = np.unique(table.find(digest_keys(digests)))
         if len(rows := rows[rows >= 0]):
             rows_of[name] = rows
@@ -287,4 +250,9 @@ def _needed_segments(
             except ArtifactError:
                 times[rows] -= 1
                 del rows_of[name]
+    for name in unread:
+        # One answer of a server may have been wrong: what is sound stays until the next gc.
+        with contextlib.suppress(ArtifactError):
+            store.check_kept(name)
+            rows_of[name] = np.empty(0, np.int64)
     return set(rows_of)

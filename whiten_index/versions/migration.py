@@ -10,12 +10,7 @@ from whiten_index.artifacts.storage import Place
 from whiten_index.corpus.batches import DIGEST_BYTES
 from whiten_index.errors import ArtifactError, FormatError, StorageError
 from whiten_index.paths import is_uri
-from whiten_index.store.embedding_store import (
-    EmbeddingStore,
-    holds_encoder,
-    model_place,
-    open_stores,
-)
+from whiten_index.store.embedding_store import EmbeddingStore, holds_encoder, open_stores
 from whiten_index.store.notes import owner_of
 from whiten_index.store.records import CorpusPart, CorpusRecord
 from whiten_index.versions.published import read_published
@@ -57,7 +52,7 @@ def migration_status(index: Place) -> dict[str, Any] | None:
     root, mirror = place_of(index)
     published = read_published(index)
     fields, given = published.fields, published.fields["store"]
-    if is_uri(given) and not mirror.uri and model_place(given) is None:
+    if is_uri(given) and not mirror.uri and "bridge" not in fields:
         # Of a bucket that this machine may not reach.
         return None
     try:
@@ -68,7 +63,7 @@ def migration_status(index: Place) -> dict[str, Any] | None:
             if any(holds_encoder(p, encoder) for p in store_places(mirror.uri or root, fields)):
                 raise
             return None
-        filled = filled_for(index, model_place(store.place) or store.place)
+        filled = filled_for(index, store.place)
         if not filled:
             return None
         new, note = max(filled, key=lambda each: str(each[1].get("since")))

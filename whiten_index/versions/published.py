@@ -200,7 +200,7 @@ def set_current(
         digest, before = sha256_file(folder / MANIFEST), current_or_none(root)
         known = {} if before is None else before.withdrawn
         taken_back = {*(known if withdrawn is None else withdrawn)} - {version}
-        facts = {name: known.get(name) or _facts(root, name) for name in taken_back}
+        facts = {name: known.get(name) or withdrawn_facts(root, name) for name in taken_back}
     removed = () if before is None else before.removed
     try:
         put_current(root, Current(version, digest, facts, removed), mirror, tag)
@@ -269,7 +269,8 @@ def require_own_current(root: Path, mirror: Storage = LOCAL) -> None:
         )
 
 
-def _facts(root: Path, name: str) -> WithdrawnFacts:
+def withdrawn_facts(root: Path, name: str) -> WithdrawnFacts:
+    """Return what is kept of a version that is withdrawn, nothing if it cannot be read."""
     try:
         fields = read_version(root / VERSIONS / name).fields
         encoder, corpus = fields["encoder_fingerprint"], fields["corpus"]["fingerprint"]

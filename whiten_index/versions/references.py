@@ -5,7 +5,7 @@ And back from a version: the store that it was built from, and its rows there.
 
 import contextlib
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from whiten_index.artifacts.storage import LOCAL, Place, Storage, settled
 from whiten_index.corpus.batches import DIGEST_BYTES
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
 from whiten_index.paths import cut, is_uri
-from whiten_index.store.embedding_store import EmbeddingStore, holds_encoder, model_place
+from whiten_index.store.embedding_store import EmbeddingStore, holds_encoder
 from whiten_index.store.notes import RegisteredIndex
 from whiten_index.store.records import CorpusRecord
 from whiten_index.versions.published import (
@@ -150,14 +150,11 @@ def _is_gone(index: RegisteredIndex) -> bool:
         raise
 
 
-def files_naming(
-    root: Place,
-    stores: Collection[EmbeddingStore],
-    forget: Collection[Place],
-    named: Collection[Place] = (),
-) -> list[Path]:
-    """Return the files that register the indexes to forget."""
-    known = [each for store in stores for each in store.indexes.registered()]
+def registered_as(
+    root: Place, stores: Iterable[EmbeddingStore], forget: Collection[Place]
+) -> list[RegisteredIndex]:
+    """Return the entries in the registers of stores of the indexes to forget."""
+    known = [each for store in stores for each in store.indexes.registered()] if forget else []
     found = list[RegisteredIndex]()
     for index in forget:
         # The last link of a path is not followed.
@@ -169,15 +166,17 @@ def files_naming(
             raise ConfigError(f"{root} knows of no index {index} to forget; it knows {places}")
         # Where another index is at its place now, that one stays registered.
         found += list(filter(_is_gone, here)) or here
-    files = [each.file for each in found]
-    asked = {*indexes_of(root, stores, but=files), *named}
-    for each in found:
+    return found
+
+
+def require_gone(forget: Iterable[RegisteredIndex], asked: Collection[Place]) -> None:
+    """Refuse to forget an index that is there, unless it is asked by another name."""
+    for each in forget:
         if not _is_gone(each) and settled(each.place) not in asked:
             raise ConfigError(
                 f"index {each.place} is there, and its versions need what they are made of; "
                 "--forget is for those that are gone: remove its folder first, or leave it out"
             )
-    return files
 
 
 def stores_of(
@@ -205,8 +204,19 @@ def stores_of(
     return list(dict.fromkeys(store for store, _ in uses))
 
 
-def is_being_filled(store: EmbeddingStore, ended: Collection[str] = ()) -> bool:
-    """Return whether a migration fills a store, but for those of ``ended`` indexes."""
+def settled_stores(
+    stores: Sequence[EmbeddingStore], ended: Collection[str] = ()
+) -> list[EmbeddingStore]:
+    """Return the stores that no migration fills or may be making, but for ``ended`` indexes."""
+    filled = [each for each in stores if _is_being_filled(each, ended)]
+    return [
+        each
+        for each in stores
+        if each not in filled and not (filled and each.bridged_for is not None)
+    ]
+
+
+def _is_being_filled(store: EmbeddingStore, ended: Collection[str]) -> bool:
     # An index that is not at its place may have moved.
     found = store.results.migrations()
     return any(note and index not in ended for index, note in found.items())
@@ -215,8 +225,10 @@ def is_being_filled(store: EmbeddingStore, ended: Collection[str] = ()) -> bool:
 def lacks_record(store: EmbeddingStore) -> bool:
     """Return whether a store has rows, and not said of which corpus: nobody knows who needs them.
 
-    Rows of migrations that were given up are needed by none.
+    Rows of migrations that were given up are needed by none, mapped rows by versions alone.
     """
+    if store.bridged_for is not None:
+        return False
     notes = store.results.migrations()
     given_up = bool(notes) and False not in notes.values()
     return not store.record_paths() and not given_up and bool(store.segment_names())
@@ -320,7 +332,7 @@ def open_store(
 ) -> EmbeddingStore:
     """Open the store that a version was built from."""
     encoder = fields["encoder_fingerprint"]
-    if model_place(fields["store"]) is not None:
+    if "bridge" in fields:
         remedy = (
             "it is of a bridged version: to make another, run whiten-index migrate again as "
             f"before; or give the migration up: whiten-index migrate {root} --give-up"

@@ -12,7 +12,6 @@ from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.storage import LOCAL, Place, Storage
 from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, FormatError, StorageError
-from whiten_index.store.embedding_store import model_place
 from whiten_index.versions.published import (
     CANDIDATES,
     CURRENT,
@@ -32,6 +31,7 @@ from whiten_index.versions.published import (
     version_names,
     version_number,
     with_published,
+    withdrawn_facts,
 )
 from whiten_index.versions.references import corpus_record, open_store
 from whiten_index.whitening.spectrum import variance_kept
@@ -172,9 +172,7 @@ def _examined(
     return fields, None
 
 
-def rollback(
-    root: Path | str, *, to: str | None = None, withdrawn: Collection[str] = ()
-) -> RollbackReport:
+def rollback(root: Path | str, *, to: str | None = None) -> RollbackReport:
     """Publish an earlier version again, checked in full before anyone reads it.
 
     The version left is withdrawn, unless it is damaged or cannot be read: it stays, and no build or
@@ -187,7 +185,6 @@ def rollback(
         root: the index folder, or its URI.
         to: a version, or its number; by default the newest that is sound, not withdrawn, and older
             than the published one.
-        withdrawn: versions that are withdrawn too.
 
     Raises:
         ConfigError: there is no such version, or it is the published one.
@@ -209,7 +206,7 @@ def rollback(
             version = _older(folder, left, mirror, skipped)
         else:
             version = _named(folder, left, str(to), mirror)
-        note, gone = "", {*withdrawn, *(() if left is None else left.withdrawn)}
+        note, gone = "", set(() if left is None else left.withdrawn)
         if left and version_number(version.name) < version_number(left.version):
             try:
                 gone |= _alike(folder, left.version, mirror)
@@ -391,7 +388,7 @@ def bridged_versions(index: Place, encoders: Collection[str]) -> list[str]:
     return [
         name
         for name, fields in found.items()
-        if model_place(fields.get("store", "")) is not None
+        if "bridge" in fields
         and (model := recorded_spec(fields["encoder"])) is not None
         and model.fingerprint in encoders
     ]
@@ -403,8 +400,9 @@ def withdraw(index: Place, versions: Collection[str]) -> None:
     tag = mirror.latest(root / CURRENT)
     with only_writer(root, what="index"):
         current = read_current(root)
-        gone = {*current.withdrawn, *versions}
-        set_current(root, current.version, withdrawn=gone, mirror=mirror, tag=tag)
+        facts = {name: withdrawn_facts(root, name) for name in versions}
+        now = replace(current, withdrawn={**facts, **current.withdrawn})
+        put_current(root, now, mirror, tag)
 
 
 def before_bridged(index: Place) -> str | None:
@@ -419,7 +417,7 @@ def before_bridged(index: Place) -> str | None:
     published, damage = look(current.version)
     if not published and damage is not None:
         raise damage
-    if model_place(published.get("store", "")) is None:
+    if "bridge" not in published:
         return None
     model, damaged = recorded_spec(published["encoder"]), None
     names, noted = list(reversed(_names(root, mirror))), published.get("bridged_from")
@@ -431,7 +429,7 @@ def before_bridged(index: Place) -> str | None:
         of_old = model and found.get("encoder_fingerprint") not in (None, model.fingerprint)
         # What was rolled back is not what the migration began from.
         older = older and name not in current.withdrawn
-        if older and of_old and model_place(found["store"]) is None:
+        if older and of_old and "bridge" not in found:
             if damage is None:
                 return name
             damaged = damaged or name

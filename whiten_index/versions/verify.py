@@ -20,7 +20,7 @@ from whiten_index.store.digest_index import DigestIndex
 from whiten_index.store.embedding_store import (
     EmbeddingStore,
     encoder_folders,
-    read_encoder,
+    read_store,
     require_encoder_folders,
 )
 from whiten_index.store.notes import RESULTS, remedy_of
@@ -294,6 +294,7 @@ class _StoreCheck(_Check):
     def __init__(self, root: Place, folder: Path) -> None:
         super().__init__(root)
         encoder: Mapping[str, Any] = {}
+        bridged_for: str | None = None
         again = "run the same encode, build or update again, which encodes just what is missing"
         self._again = (
             f"{again}; what nothing needs goes with whiten-index gc {root} --keep-days 0; versions "
@@ -301,8 +302,9 @@ class _StoreCheck(_Check):
             "the store nor updated: whiten-index prune removes them"
         )
         with self.checking("manifests", folder / MANIFEST, self._again):
-            encoder = read_encoder(folder, self.mirror)
-        self.store = EmbeddingStore(root, encoder, folder.name)
+            recorded = read_store(folder, self.mirror)
+            encoder, bridged_for = recorded["encoder"], recorded.get("bridged_for")
+        self.store = EmbeddingStore(root, encoder, folder.name, bridged_for=bridged_for)
         # Digests of the rows of sound segments.
         self._sound = dict[str, NDArray[np.uint8]]()
         self._references = list[Reference]()
