@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import signal
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,10 @@ from whiten_index import SweepConfig, run_sweep
 from whiten_index.evaluation.judgements import corpus_file, parquet_corpus, queries_file
 from whiten_index.measure.database_sweep import DatabaseSweep
 from whiten_index.measure.results import read_sweeps
+from whiten_index.vectordb.database_writer import Stored
+from whiten_index.vectordb.pushed_table import Layout
 from whiten_index.vectordb.registry import open_writer
+from whiten_index.vectordb.sqlite_writer import SqliteWriter
 
 DIM, ROWS = 32, 1500
 
@@ -168,6 +172,24 @@ def test_numbers_that_are_no_half_are_not_measured(tmp_path: Path) -> None:
     assert {point["codec"] for point in points_of(tmp_path / "out").values()} == {"fp32", "float32"}
     assert skipped
     assert all("beyond 65,504" in why for why in skipped.values())
+
+
+def test_a_disk_that_fails_is_no_property_of_a_form(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(writer: SqliteWriter, held: Stored, layout: Layout) -> None:
+        if held.table.k == DIM:
+            raise sqlite3.OperationalError("disk I/O error")
+        build(writer, held, layout)
+
+    build, out = SqliteWriter._build, tmp_path / "out"
+    sweep = asked(corpus, out, "--in", f"sqlite://{tmp_path}/s.db", "--codecs", "float32")
+    with monkeypatch.context() as failing:
+        failing.setattr(SqliteWriter, "_build", fail)
+        fails(10, "points were not measured", *sweep)
+    assert {point["k"] for point in points_of(out).values()} == {8}
+    said = json.loads(succeed(*sweep, "--json"))
+    assert (said["measured"], said["skipped"]) == (1, {})
 
 
 @pytest.mark.service

@@ -100,7 +100,7 @@ def test_killed_after_changes_that_are_in_the_log(address: str, tmp_path: Path, 
     with child_at(marker.exists, "-c", CHILD, address, str(marker)):
         pass
     assert file.with_suffix(".duckdb.wal").stat().st_size
-    with pytest.raises(DatabaseError, match="a process was killed while it wrote: push again"):
+    with pytest.raises(DatabaseError, match="a process was killed while it wrote: run this again"):
         open_writer(address, "docs", make=False)
     with open_writer(address, "docs"):
         pass

@@ -264,7 +264,7 @@ def test_errors_of_the_engine(
         raise error
 
     rows = Rows.make(20)
-    why = "this user may not write there" if isinstance(error, OSError) else "push again"
+    why = "this user may not write there" if isinstance(error, OSError) else "run this again"
     with open_writer(address, "docs") as writer:
         fill(writer, rows)
         monkeypatch.setattr(lancedb.table.LanceTable, "add", refuse)

@@ -240,7 +240,7 @@ def answering(status: int, body: str) -> Iterator[tuple[int, list[Any]]]:
     [
         (401, '{"status": {"error": "no: KEY is wrong"}}', "401: no: … is wrong.*QDRANT_API_KEY"),
         (503, "", "check that the server runs"),
-        (500, '{"status": {"error": "disk"}}', r"\(500: disk\); push again"),
+        (500, '{"status": {"error": "disk"}}', r"\(500: disk\); run this again"),
         (200, '{"title": "q", "version": "1.15.5"}', "a push needs 1.16 or later"),
     ],
 )

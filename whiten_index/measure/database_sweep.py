@@ -180,7 +180,7 @@ class DatabaseSweep:
             dataset, search_exactly, truth=raw.truth, raw_truth=raw.truth, reference=None,
             metrics=_METRICS,
         )  # fmt: skip
-        space, last = raw, exact.space
+        space, last, failed = raw, exact.space, None
         for number, (setting, points) in enumerate(wanted, 1):
             part = f"{number} of {len(wanted)}"
             try:
@@ -194,7 +194,14 @@ class DatabaseSweep:
             except (ConfigError, WhiteningError, DatabaseError) as error:
                 # A database that cannot be reached any more raises here, and ends the sweep.
                 self.engine_release()
+                # An engine that fails need not do so again.
+                failed = failed or (error if isinstance(error, DatabaseError) else None)
                 yield from (skipped_record(point, str(error)) for point in points)
+        if failed is not None:
+            raise DatabaseError(
+                f"some points were not measured; run this again, or leave them out with --codecs "
+                f"({failed})"
+            )
 
 
 @dataclass(frozen=True, eq=False)

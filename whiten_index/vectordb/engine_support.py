@@ -29,7 +29,7 @@ _OF_DISKS = (
     ),
     (
         r"no space left|quota exceeded|disk is full|\(os error (28|122)\)",
-        "make room on that disk; push again",
+        "make room on that disk; run this again",
     ),
     ("already accessed", "another client has this folder, which takes one at a time; close it"),
     (
@@ -38,13 +38,13 @@ _OF_DISKS = (
     ),
     (
         "while replaying wal",
-        "a process was killed while it wrote: push again, or open the file once to write, which "
-        "ends what was written",
+        "a process was killed while it wrote: run this again, or open the file once to write, "
+        "which ends what was written",
     ),
     ("not a valid .* file|not a database", "name another file: this one has another format"),
     (
         "database is locked",
-        "another program writes to the file: push again when it has ended, or wait longer with "
+        "another program writes to the file: run this again when it has ended, or wait longer with "
         "--option lock_timeout=SECONDS",
     ),
 )
@@ -57,7 +57,7 @@ _OF_SERVERS = (
     ("auth|privilege|permission|^40[13]", "give credentials that may write there, in {}"),
     (
         "connect|unavailable|timeout|deadline|timed out|^50[234]",
-        "check that the server runs and answers at this address; push again to resume",
+        "check that the server runs and answers at this address; run this again to resume",
     ),
     ("json.*length", "leave out the longest column, or raise the server's common.JSONMaxLength"),
 )
@@ -100,7 +100,7 @@ def advice(reason: str, *, credentials: str = "") -> str:
     """Return what to do about an error; an engine without a server has no ``credentials``."""
     known = _OF_SERVERS if credentials else _OF_DISKS
     found = (told for form, told in known if re.search(form, reason, re.IGNORECASE))
-    general = "push again to resume when that is mended"
+    general = "run this again to resume when that is mended"
     return next(found, general).format(credentials)
 
 

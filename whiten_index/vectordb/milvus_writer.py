@@ -33,6 +33,7 @@ _PRIMARY = "pk"
 # Names that the client or Milvus Lite keep for themselves.
 _RESERVED = (_PRIMARY, "$meta", "_seq", "_partition", "count(*)")
 _LONGEST_TEXT = 65_535
+_NOT_IN_LITE = ("ivf_pq", "ivf_rabitq", "scann")
 _EXACT_INDEXES = ("FLAT", "BRUTE_FORCE")
 # A server takes 64 MB at once; JSON and base64 are longer than the columns of Arrow.
 _SENT_BYTES = 16 << 20
@@ -133,6 +134,11 @@ class MilvusWriter(AliasWriter):
             raise ConfigError(
                 f"{self.engine} keeps no float16, as a Milvus server from 2.4 does; leave --dtype "
                 "out, or push to a later server"
+            )
+        if self._is_lite and self._options.index in _NOT_IN_LITE:
+            raise ConfigError(
+                f"{self.engine} has no index {self._options.index}; give another with --option "
+                "index=NAME, or push to a Milvus server"
             )
         if reserved := set(layout.kept) & set(_RESERVED):
             raise ConfigError(

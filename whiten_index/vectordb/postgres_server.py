@@ -47,7 +47,7 @@ _REMEDIES = {
     "42501": "connect as a role that may do this, such as the owner, or have the right granted",
     "42P07": "choose another --table, or rename what has this name",
     "53": "make room on the server's disk or in its memory, or give --option "
-    "max_parallel_maintenance_workers=0 and a smaller maintenance_work_mem; push again to resume",
+    "max_parallel_maintenance_workers=0 and a smaller maintenance_work_mem; run this again",
     "54000": "shorten the ids, which an index takes up to some 2,700 bytes of",
     "55P03": "others hold a lock on the table, such as a long query; nothing was changed: push "
     "again when they are done, or try longer with --option lock_timeout=SECONDS",
@@ -130,7 +130,7 @@ def connect(address: str, options: PostgresOptions, *, make: bool) -> tuple[Any,
 
 def explain_error(error: Exception) -> tuple[str, str]:
     """Return the server's sentence, and a remedy."""
-    resume = "push again when that is mended, to resume"
+    resume = "run this again when that is mended, to resume"
     if not isinstance(error, psycopg.Error):
         return first_line(error), resume
     diagnosis, state = error.diag, error.sqlstate or ""

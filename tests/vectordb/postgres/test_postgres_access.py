@@ -63,7 +63,7 @@ def test_a_server_that_falls_silent(
         ((pid,),) = run(of)
         os.kill(pid, signal.SIGSTOP)
         try:
-            with pytest.raises(DatabaseError, match=r"no answer within 1 seconds\); push again"):
+            with pytest.raises(DatabaseError, match=r"answer within 1 seconds\); run this again"):
                 writer.published()
         finally:
             os.kill(pid, signal.SIGCONT)

@@ -60,7 +60,7 @@ def test_the_server_is_stopped_in_mid_push(postgres: Any, address: str) -> None:
         writer.begin(rows.pushed, rows.layout)
         append(writer, batches[:7])
         stop(postgres)
-        with pytest.raises(DatabaseError, match="push again when that is mended, to resume"):
+        with pytest.raises(DatabaseError, match="run this again when that is mended, to resume"):
             writer.append(batches[7])
         with pytest.raises(DatabaseError):
             writer.append(batches[7])
