@@ -28,7 +28,7 @@ from tests.helpers.tiny_models import (
     write_json,
 )
 from whiten_index.encoding.load_encoder import load_encoder
-from whiten_index.encoding.models import find_model
+from whiten_index.encoding.models import ENCODER_CLASSES, find_model
 from whiten_index.errors import ConfigError, EncoderError
 
 
@@ -72,15 +72,15 @@ def test_each_family_agrees_with_sentence_transformers(tiny, tmp_path, family, p
     assert_alike(encoder.encode_queries(texts()), expected)
 
 
-@pytest.mark.parametrize("name", ["T5", "MT5", "UMT5", "LongT5"])
+@pytest.mark.parametrize("kind", ["t5", "mt5", "umt5", "longt5", "switch_transformers"])
 @pytest.mark.parametrize("both", [False, True])
-def test_an_encoder_saved_without_its_decoder(tiny, tmp_path, name, both):
+def test_an_encoder_saved_without_its_decoder(tiny, tmp_path, kind, both):
     """sentence-transformers saves T5 so; older ones left ``is_encoder_decoder`` true."""
     whole = tiny("t5")
     folder = add_modules(copied(whole, tmp_path / "t5"))
     settings = transformers.T5Config.from_pretrained(whole).to_dict()
-    config = transformers.AutoConfig.for_model(**{**settings, "model_type": name.lower()})
-    made = getattr(transformers, f"{name}EncoderModel")
+    config = transformers.AutoConfig.for_model(**{**settings, "model_type": kind})
+    made = getattr(transformers, ENCODER_CLASSES[kind])
     with torch.random.fork_rng():
         torch.manual_seed(0)
         made(config).save_pretrained(folder)

@@ -9,6 +9,7 @@ import shutil
 import string
 import zipfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,7 @@ def qwen3(folder: Path) -> Path:
     )  # fmt: skip
 
 
-def t5(folder: Path) -> Path:
+def t5(folder: Path, config: type = transformers.T5Config) -> Path:
     """An encoder with a decoder, of which embeddings take the encoder alone."""
     special = ("<pad>", "</s>", "<unk>")
     tokenizer = _fast(
@@ -163,7 +164,7 @@ def t5(folder: Path) -> Path:
         pad_token="<pad>", eos_token="</s>", unk_token="<unk>",
     )  # fmt: skip
     return _save(
-        folder, tokenizer, transformers.T5Config,
+        folder, tokenizer, config,
         d_kv=8, d_ff=64, num_decoder_layers=1, pad_token_id=0, eos_token_id=1,
         decoder_start_token_id=0,
     )  # fmt: skip
@@ -172,6 +173,7 @@ def t5(folder: Path) -> Path:
 FAMILIES: dict[str, Callable[[Path], Path]] = {
     "bert": bert, "roberta": roberta, "xlm-roberta": xlm_roberta, "mpnet": mpnet,
     "modernbert": modern_bert, "qwen3": qwen3, "t5": t5,
+    "umt5": partial(t5, config=transformers.UMT5Config),
 }  # fmt: skip
 
 

@@ -7,6 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.helpers.code_models import edit_json
+from tests.helpers.tiny_models import t5
 from whiten_index.errors import (
     ArtifactError,
     ConfigError,
@@ -40,6 +42,14 @@ def test_what_cannot_be_trained_is_told(
         train_encoder(config(**options))
     assert not (tmp_path / "model").exists()
     assert not (tmp_path / "model.training").exists()
+
+
+def test_an_encoder_of_t5_is_refused(config: Any, tmp_path: Path) -> None:
+    """sentence-transformers saves it so; what training wrote of it, nothing could load."""
+    folder = t5(tmp_path / "t5")
+    edit_json(folder / "config.json", is_encoder_decoder=False)
+    with pytest.raises(ConfigError, match="is an encoder-decoder; train an encoder such as BERT"):
+        train_encoder(config(model=str(folder), pooling="mean"))
 
 
 @pytest.mark.parametrize("same", [True, False])

@@ -103,6 +103,14 @@ _OFFSET_POSITIONS = (
     "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod", "camembert",
     "data2vec-text", "ibert", "longformer", "luke", "mpnet",
 )  # fmt: skip
+# Of these sentence-transformers takes, and saves, the encoder alone.
+ENCODER_CLASSES = {
+    "t5": "T5EncoderModel",
+    "mt5": "MT5EncoderModel",
+    "umt5": "UMT5EncoderModel",
+    "longt5": "LongT5EncoderModel",
+    "switch_transformers": "SwitchTransformersEncoderModel",
+}
 
 
 @dataclass(frozen=True)

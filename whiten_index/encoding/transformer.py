@@ -17,18 +17,11 @@ from torch import Tensor, nn
 from whiten_index.artifacts.files import open_file, reading
 from whiten_index.artifacts.limits import LimitError
 from whiten_index.encoding.model_files import weight_files
-from whiten_index.encoding.models import ModelFolder
+from whiten_index.encoding.models import ENCODER_CLASSES, ModelFolder
 from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.encoding.tokenization import load_tokenizer, loading_model
 from whiten_index.errors import EncoderError
 
-# Of these sentence-transformers takes, and saves, the encoder alone.
-_ENCODERS = {
-    "t5": "T5EncoderModel",
-    "mt5": "MT5EncoderModel",
-    "umt5": "UMT5EncoderModel",
-    "longt5": "LongT5EncoderModel",
-}
 _MOST_UNPACKED = 1 << 30  # bytes of tensors that are not in the files
 # Tensors that are not in the files, and the least bytes of one there, its name among them.
 _MOST_MISSING, _TENSOR_BYTES = 1000, 100
@@ -115,7 +108,7 @@ def require_finite(name: str, module: nn.Module) -> None:
 
 def _encoder_class(folder: ModelFolder) -> Any:
     """Return the class of the encoder alone; None if the model is no such one, or brings code."""
-    name = None if folder.has_code else _ENCODERS.get(str(folder.config.get("model_type")))
+    name = None if folder.has_code else ENCODER_CLASSES.get(str(folder.config.get("model_type")))
     return name and getattr(transformers, name)
 
 

@@ -26,14 +26,11 @@ from whiten_index.artifacts.manifest import (
 )
 from whiten_index.encoding.export_st import MARK, Module, flush, pooling_module, write_folder
 from whiten_index.encoding.model_files import POOLING_FLAGS, weight_files
-from whiten_index.encoding.models import ModelFolder
+from whiten_index.encoding.models import ENCODER_CLASSES, ModelFolder
 from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.errors import ConfigError
 from whiten_index.search.query_transform import QueryTransform
 from whiten_index.whitening.transform import Affine
-
-# Of encoder-decoder models, sentence-transformers takes the encoder of these.
-_ENCODERS_TAKEN = ("t5", "mt5")
 
 
 def export_model(transform: QueryTransform, folder: Path | str) -> dict[str, Any]:
@@ -51,10 +48,10 @@ def export_model(transform: QueryTransform, folder: Path | str) -> dict[str, Any
             f"sentence-transformers does not pool by {spec.pooling}; it can pool by "
             f"{', '.join(POOLING_FLAGS)}, so encode the corpus again by one of these"
         )
-    family = model.config.get("model_type")
-    if model.config.get("is_encoder_decoder") and family not in _ENCODERS_TAKEN:
+    family = str(model.config.get("model_type"))
+    if model.config.get("is_encoder_decoder") and family not in ENCODER_CLASSES:
         raise ConfigError(
-            f"sentence-transformers takes the encoder alone of {' and '.join(_ENCODERS_TAKEN)} "
+            f"sentence-transformers takes the encoder alone of {', '.join(ENCODER_CLASSES)} "
             f"models only, and {spec.model} is a {family}; choose another encoder"
         )
     affine = transform.whitening.export()

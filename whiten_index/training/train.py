@@ -26,7 +26,7 @@ from whiten_index.corpus.corpus_config import CorpusConfig
 from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.load_encoder import local_model, require_local
-from whiten_index.encoding.models import ModelFolder
+from whiten_index.encoding.models import ENCODER_CLASSES, ModelFolder
 from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.errors import ConfigError, CorpusError, require_config, require_installed
 from whiten_index.evaluation.sts_sets import StsSet, read_sts, require_ranked
@@ -192,7 +192,9 @@ def model_of(config: TrainingConfig) -> tuple[EncoderSpec, ModelFolder]:
             f"{spec.model} has its own steps after its pooling, which training would leave "
             "out; train the transformer alone: take out its modules.json"
         )
-    if folder.config.get("is_encoder_decoder"):
+    # Those saved without their decoder are loaded by another class than they are written by.
+    alone = str(folder.config.get("model_type")) in ENCODER_CLASSES
+    if alone or folder.config.get("is_encoder_decoder"):
         raise ConfigError(f"{spec.model} is an encoder-decoder; train an encoder such as BERT")
     return spec, folder
 
