@@ -161,13 +161,14 @@ def test_lists_in_a_file_that_the_manifest_does_not_name_are_refused(
     assert outside.read_bytes() == before
 
 
-def test_an_index_that_would_search_no_list_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("nprobe", [0, 1 << 63])
+def test_an_index_that_would_search_no_list_is_refused(tmp_path: Path, nprobe: int) -> None:
     corpus = write_rows(tmp_path / "c.parquet", random_rows(3, rows=300))
     build(tmp_path / "out", corpus, factory="IVF4,SQ8")
     (only,) = names(tmp_path / "out")
     path = tmp_path / "out" / "versions" / only / "index.faiss"
     index = faiss.read_index(str(path))
-    faiss.extract_index_ivf(index).nprobe = 0
+    faiss.extract_index_ivf(index).nprobe = nprobe
     faiss.write_index(index, str(path))
     reseal(path)
     status, _, said = run("search", tmp_path / "out", "--like", 1)

@@ -224,7 +224,8 @@ def open_files(version: Version, *, mapped: bool | None = None, device: str = "c
     if not index.ntotal == len(bundle.documents) == rows or index.d != bundle.whitening.dim:
         counts = f"it has {index.ntotal:,} rows, {DOCUMENTS} {len(bundle.documents):,}"
         raise _unfit(version, f"{counts}, and its manifest says {rows:,}")
-    if getattr(inner_of(index), "nprobe", 1) < 1:
+    # FAISS counts them with a sign.
+    if not 1 <= getattr(lists_of(index), "nprobe", 1) < 1 << 31:
         raise _unfit(version, "its searches would look into none of its lists")
     return replace(bundle, placed=_placed(bundle, device, mapped=mapped or IVF_DATA in version))
 
