@@ -256,15 +256,21 @@ def test_a_url_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert opened == ["s3://bucket/a%23b%3F"]
 
 
-@pytest.mark.parametrize("error", [OSError(13, "Permission denied"), KeyError("id")])
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (OSError(13, "Permission denied"), "this user may not write there"),
+        (OSError(5, "Input/output error"), "look at the disk before you remove anything"),
+        (KeyError("id"), "run this again"),
+    ],
+)
 def test_errors_of_the_engine(
-    address: str, monkeypatch: pytest.MonkeyPatch, error: Exception
+    address: str, monkeypatch: pytest.MonkeyPatch, error: Exception, why: str
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise error
 
     rows = Rows.make(20)
-    why = "this user may not write there" if isinstance(error, OSError) else "run this again"
     with open_writer(address, "docs") as writer:
         fill(writer, rows)
         monkeypatch.setattr(lancedb.table.LanceTable, "add", refuse)

@@ -9,9 +9,11 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from whiten_index.artifacts.atomic import require_plain_target
 from whiten_index.artifacts.files import (
+    is_file,
     is_folder,
     is_link,
     list_folder,
+    reading,
     resolved,
     size_of,
     walk_files,
@@ -30,6 +32,11 @@ _OF_DISKS = (
     (
         r"no space left|quota exceeded|disk is full|\(os error (28|122)\)",
         "make room on that disk; run this again",
+    ),
+    (
+        r"disk image is malformed|i/o error|input/output error|\(os error 5\)",
+        "the disk fails or is full, or the file is damaged: look at the disk before you remove "
+        "anything; run this again",
     ),
     ("already accessed", "another client has this folder, which takes one at a time; close it"),
     (
@@ -144,6 +151,10 @@ def require_engine_file(
     for end in ("", *_LOGS):
         beside = real.with_name(real.name + end)
         _require_plain(beside)
+        # A log is written in its place, and may end meanwhile.
+        with suppress(FileNotFoundError), reading(beside):
+            if end and is_file(beside) and beside.stat().st_nlink > 1:
+                raise _is_link(beside)
     if not make and size_of(real) == 0:
         raise _not_there(shown)
     return file, shown
@@ -157,10 +168,14 @@ def _require_plain(path: Path) -> None:
 def require_no_link(path: Path) -> None:
     """Refuse a place that an engine writes to if it leads elsewhere."""
     if is_link(path):
-        raise ConfigError(
-            f"{path} is a link, through which the engine would write; put what it leads to in its "
-            "place, or remove it"
-        )
+        raise _is_link(path)
+
+
+def _is_link(path: Path) -> ConfigError:
+    return ConfigError(
+        f"{path} is a link, through which the engine would write; put a copy of what it leads to "
+        "in its place, or remove it"
+    )
 
 
 def _not_there(address: str) -> DatabaseError:

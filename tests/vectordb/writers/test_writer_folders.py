@@ -2,6 +2,7 @@
 
 import os
 import re
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -41,12 +42,12 @@ def test_nothing_is_written_where_a_link_leads(
         fill(writer, Rows.make(20))
     if linked:
         file.symlink_to(real)
-    log.symlink_to(mine)
-    for make in (True, False):
+    for make, put in product((True, False), (log.symlink_to, log.hardlink_to)):
+        put(mine)
         with pytest.raises(ConfigError, match=f"docs.db{end} is a link, through which"):
             open_writer(f"{name}://{file}", "docs", make=make)
+        log.unlink()
     assert mine.read_text() == "mine"
-    log.unlink()
     with open_writer(f"{name}://{file}", "docs") as writer:
         assert_holds(writer, Rows.make(20))
 
