@@ -377,7 +377,7 @@ def test_a_row_filter_that_memory_does_not_hold(run, tmp_path):  # type: ignore[
     path = written(tmp_path, 3000, "a" * (300 << 10), encoded=True)
     named = ["--embedding-column", "e", "--filter", "text == 'a'"]
     found = run(["encode", str(path), *named, "--store", str(tmp_path / "store")], 1 << 29)
-    assert_says(found, 7, f"cannot read {path}: the system is out of memory")
+    assert_says(found, 7, f"cannot read {path}: out of memory")
 
 
 def test_a_long_text_of_a_dictionary_is_pushed_a_few_rows_at_a_time(run, tmp_path):  # type: ignore[no-untyped-def]

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -139,6 +140,16 @@ def test_memory_that_runs_out_halves_the_batches(
     ran = encoder.run(encoder.prepare(TEXTS))
     np.testing.assert_allclose(encoder.collect(ran).embeddings, expected, atol=1e-5)
     assert ran.out_of_memory == 2
+
+
+def test_a_text_about_memory_is_no_lack_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = load_encoder(str(saved(tmp_path, "router")), trust_remote_code=True, device="cpu")
+    refused = Mock(side_effect=ValueError("no rule for 'my phone is out of memory'"))
+    monkeypatch.setattr(st.SentenceTransformer, "encode_document", refused)
+    with pytest.raises(EncoderError, match=r"cannot encode with .*no rule for 'my phone is out of"):
+        encoder.encode(TEXTS)
 
 
 def write_corpus(folder: Path, rows: int) -> Path:

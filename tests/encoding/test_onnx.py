@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -161,6 +162,9 @@ def test_memory_that_runs_out_is_no_fault_of_the_file(
         encoder.encode(ODD)
     with pytest.raises(StorageError, match="out of memory"):
         build(tmp_path, folder, backend="onnx")
+    monkeypatch.setattr("onnxruntime.InferenceSession", Mock(side_effect=full))
+    with pytest.raises(StorageError, match=r"cannot read .*model\.onnx: out of memory"):
+        load_encoder(str(folder), backend="onnx")
 
 
 @pytest.mark.parametrize("name", ["model.onnx_data", "weights.bin", "w" * 200 + ".bin"])

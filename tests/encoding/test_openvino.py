@@ -2,6 +2,7 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from tests.helpers.bad_input import OPTIONS, run, succeed
 from tests.helpers.tiny_models import FAMILIES, bert, load, texts
 from whiten_index.encoding import encoder, openvino
-from whiten_index.errors import ConfigError, EncoderError
+from whiten_index.errors import ConfigError, EncoderError, StorageError
 from whiten_index.search.search_index import open_index
 
 ODD = ["", "x", "the cat " * 300, "東京"]
@@ -107,6 +108,13 @@ def test_other_devices_are_refused(tiny_model, monkeypatch):
 def test_a_missing_package_is_named_with_its_extra(tiny_model, monkeypatch):
     monkeypatch.setattr("whiten_index.errors.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"--backend openvino needs openvino.*index\[openvino\]'"):
+        load(tiny_model, backend="openvino")
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("std::bad_alloc")])
+def test_memory_that_runs_out_is_no_fault_of_the_model(tiny_model, monkeypatch, error):
+    monkeypatch.setattr("openvino.Core", Mock(side_effect=error))
+    with pytest.raises(StorageError, match="the compilation by OpenVINO: out of memory"):
         load(tiny_model, backend="openvino")
 
 

@@ -41,7 +41,7 @@ _REASONS = {
     errno.EFBIG: "the file would be larger than the file system or the limit allows",
     errno.EMFILE: "this process has too many files open",
     errno.ENFILE: "the system has too many files open",
-    errno.ENOMEM: "the system is out of memory",
+    errno.ENOMEM: "out of memory",
     errno.EAGAIN: "the system starts no more threads or processes",
     errno.ELOOP: "it is a link that leads back to itself",
     errno.ESTALE: "the file server no longer knows it",
@@ -51,6 +51,9 @@ _WORDS = {os.strerror(number): number for number in _REASONS if number != errno.
 _WORDS["can't start new thread"] = errno.EAGAIN
 # Arrow and Python do not say why; every file that is read here is a regular one.
 _WORDS |= dict.fromkeys(("error stat()ing file", "File or stream is not seekable"), errno.EIO)
+# Allocators of torch, for a GPU too, of ONNX Runtime and of C++.
+_MEMORY = "out of memory|DefaultCPUAllocator|Failed to allocate memory|bad_alloc|bad allocation"
+_WORDS |= dict.fromkeys(_MEMORY.split("|"), errno.ENOMEM)
 # A missing path; ENOTDIR is the answer below a file, ELOOP of a link to itself.
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
@@ -85,15 +88,22 @@ def unforeseen(error: BaseException, *, step: str) -> StorageError | ConfigError
     return system_error(f"the step {stages[0]!r}" if stages else step, error, action="finish")
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether the system, or a device, has no memory left."""
+    return _number_of(error) == errno.ENOMEM
+
+
 def _number_of(error: BaseException) -> int | None:
     """Return the number of the system's error, None for an error of the content."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     if isinstance(error, MemoryError):
         return errno.ENOMEM
-    # Arrow and tokenizers raise their plain exceptions for what they have no kind for.
-    kinds, plain = OSError | RuntimeError | SafetensorError, ("Exception", "ArrowException")
-    if not isinstance(error, kinds) and type(error).__name__ not in plain:
+    # Arrow and tokenizers raise their plain exceptions for what they have no kind for, and ONNX
+    # Runtime its own kinds.
+    kind, known = type(error), isinstance(error, OSError | RuntimeError | SafetensorError)
+    plain = kind.__name__ in ("Exception", "ArrowException")
+    if not (known or plain or kind.__module__.startswith("onnxruntime.")):
         return None
     return next((_WORDS[words] for words in _WORDS if words in str(error)), None)
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.files import is_out_of_memory, unforeseen
 from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.encoding.tokenization import (
     read_part,
@@ -17,12 +18,7 @@ from whiten_index.encoding.tokenization import (
     tokenize,
 )
 from whiten_index.encoding.window_encoder import Encoded, TextWindow, WindowEncoder
-from whiten_index.errors import EncoderError, StorageError, WhitenIndexError
-
-_OUT_OF_MEMORY = (
-    "out of memory", "DefaultCPUAllocator", "Failed to allocate memory", "bad_alloc",
-    "bad allocation",
-)  # fmt: skip
+from whiten_index.errors import EncoderError, StorageError
 
 
 class BatchEncoder(WindowEncoder):
@@ -159,10 +155,12 @@ class Batches:
         try:
             self.embeddings[rows] = self._encoder.embed(self.window, rows)
         except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            self._requeue(rows, tokens, error)
-            return 0
+            if is_out_of_memory(error):
+                self._requeue(rows, tokens, error)
+                return 0
+            if (of_system := unforeseen(error, step="encode")) is not None:
+                raise of_system from error
+            raise
         with self._lock:
             self.padded_tokens += tokens
             self._done[rows] = True
@@ -203,12 +201,3 @@ class Batches:
             self._left.append(rows)
             self.out_of_memory += 1
             self._encoder.batch_tokens = min(self._encoder.batch_tokens, max(tokens // 2, 1))
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether torch or ONNX Runtime has no memory left, on any device."""
-    # Allocators raise errors of several types.
-    known = isinstance(error, WhitenIndexError)
-    return not known and (
-        isinstance(error, MemoryError) or any(each in str(error) for each in _OUT_OF_MEMORY)
-    )

@@ -15,7 +15,7 @@ import transformers
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.files import unforeseen
-from whiten_index.encoding.batching import BatchEncoder, is_out_of_memory
+from whiten_index.encoding.batching import BatchEncoder
 from whiten_index.encoding.encoder_config import EncoderConfig, chosen_devices
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec
@@ -57,10 +57,8 @@ class FallbackEncoder(BatchEncoder):
         try:
             found = encode(texts, prompt=prompt, batch_size=len(texts), show_progress_bar=False)
         except Exception as error:
-            if is_out_of_memory(error):
+            if unforeseen(error, step="encode") is not None:
                 raise
-            if (of_system := unforeseen(error, step="encode")) is not None:
-                raise of_system from error
             # Modules of others raise all sorts of errors.
             raise EncoderError(
                 f"sentence-transformers cannot encode with {self.spec.model} "

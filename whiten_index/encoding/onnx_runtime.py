@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.files import exists, is_file, read_bytes, require_regular, unforeseen
-from whiten_index.encoding.batching import BatchEncoder, is_out_of_memory
+from whiten_index.encoding.batching import BatchEncoder
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.model_files import inside
 from whiten_index.encoding.models import ModelFolder
@@ -65,10 +65,8 @@ class OnnxEncoder(BatchEncoder):
             states, *_ = self._session.run(None, {name: given[name] for name in self._inputs})
             states = np.asarray(states, np.float32)
         except Exception as error:
-            if is_out_of_memory(error):
+            if unforeseen(error, step="encode") is not None:
                 raise
-            if (of_system := unforeseen(error, step="encode")) is not None:
-                raise of_system from error
             # ONNX Runtime raises many types of errors.
             raise EncoderError(
                 f"the ONNX file of {spec.model} cannot be run ({first_line(error)}); use --backend "

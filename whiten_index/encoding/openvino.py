@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whiten_index.artifacts.files import unforeseen
 from whiten_index.encoding.pooling import require_alike
 from whiten_index.encoding.products import TRIAL_ERRORS
 from whiten_index.errors import EncoderError, first_line
@@ -48,6 +49,8 @@ class OpenVinoStates:
                     for found, expected in zip(self(ids), states(ids), strict=True):
                         require_alike(found, expected, TRIAL_ERRORS[getattr(torch, self.dtype)])
         except Exception as error:
+            if (of_system := unforeseen(error, step="the compilation by OpenVINO")) is not None:
+                raise of_system from error
             # torch, OpenVINO and code of models raise all sorts of errors here.
             raise EncoderError(
                 f"OpenVINO cannot run this model ({type(error).__name__}: {first_line(error)}); "
