@@ -261,6 +261,7 @@ def test_a_store_whose_making_was_killed_stops_nothing(tmp_path, monkeypatch):
                 EmbeddingStore.create(world.place, column_facts(8, "new"), f"{count}" * 32)
         for command in ("gc", "compact", "verify"):
             succeed(command, world.place)
+    assert list(world.place.iterdir()) == [world.store.folder]
 
 
 def test_a_first_encode_that_was_interrupted_stops_not_the_other_encoders(tmp_path):

@@ -35,10 +35,17 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from whiten_index.artifacts import manifest
-from whiten_index.artifacts.atomic import make_folder, remove_leftovers, replace_file
+from whiten_index.artifacts.atomic import (
+    make_folder,
+    remove_leftovers,
+    rename_unless_taken,
+    replace_file,
+    temporary_folder,
+)
 from whiten_index.artifacts.cached_storage import BucketStorage, place_of
 from whiten_index.artifacts.files import (
     exists,
+    fsync_path,
     is_folder,
     list_folder,
     open_regular,
@@ -148,12 +155,21 @@ class EmbeddingStore(Segments):
         """
         store = cls(root, encoder, fingerprint, bridged_for=bridged_for)
         with writing(store.folder):
-            for name in (_DIGESTS, _ROWS, "corpora", INDEXES):
-                make_folder(store.folder / name)
-            # A folder with it or with segments is a store, and lacks none of the others.
+            if not (store.mirror.uri or exists(store.folder)):
+                # Whole or not at all: without a manifest, nobody would clean it.
+                make_folder(store.root)
+                with temporary_folder(store.folder) as temporary:
+                    _make_folders(temporary / "new")
+                    manifest.write_manifest(temporary / "new" / manifest.MANIFEST, store._fields())
+                    rename_unless_taken(temporary / "new", store.folder)
+                fsync_path(store.root)
+            _make_folders(store.folder)
             store._record_encoder(encoder)
-            make_folder(store.folder / "segments")
         return store
+
+    def _fields(self) -> dict[str, Any]:
+        also = {} if self.bridged_for is None else {"bridged_for": self.bridged_for}
+        return SCHEMA.headed(encoder=self.encoder, fingerprint=self.fingerprint, **also)
 
     def _record_encoder(self, encoder: Mapping[str, Any]) -> None:
         """Write the encoder into the manifest, with the canary that was recorded first."""
@@ -161,10 +177,8 @@ class EmbeddingStore(Segments):
         recorded = self._recorded_encoder()
         self.encoder = dict(encoder if recorded is None else keeping_canary(encoder, recorded))
         if recorded != self.encoder:
-            also = {} if self.bridged_for is None else {"bridged_for": self.bridged_for}
-            fields = SCHEMA.headed(encoder=self.encoder, fingerprint=self.fingerprint, **also)
             with writing(self.folder):
-                manifest.write_manifest(self.folder / manifest.MANIFEST, fields)
+                manifest.write_manifest(self.folder / manifest.MANIFEST, self._fields())
             self.mirror.push(self.folder / manifest.MANIFEST)
 
     def keep_canary(self, loaded: Callable[[], Spec]) -> None:
@@ -529,6 +543,11 @@ class EmbeddingStore(Segments):
     @property
     def _corpora(self) -> Path:
         return self.folder / "corpora"
+
+
+def _make_folders(folder: Path) -> None:
+    for name in (_DIGESTS, _ROWS, "corpora", INDEXES, "segments"):
+        make_folder(folder / name)
 
 
 def _not_of_part(path: Path, part: CorpusPart) -> ArtifactError:

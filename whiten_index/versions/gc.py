@@ -20,7 +20,7 @@ from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.paths import is_uri, shown
 from whiten_index.store.digest_index import HashTable, digest_keys
 from whiten_index.store.embedding_store import EmbeddingStore, open_stores
-from whiten_index.store.notes import CHOICES, SAMPLES, UNFINISHED, owner_of
+from whiten_index.store.notes import CHOICES, SAMPLES, UNFINISHED, RegisteredIndex, owner_of
 from whiten_index.store.records import CorpusPart
 from whiten_index.versions.published import read_index_id, read_published
 from whiten_index.versions.references import (
@@ -102,9 +102,7 @@ def gc_store(
     gone = [each if is_uri(each) else require_path(each) for each in forget]
     every = open_stores(place)
     forgotten = registered_as(place, every, gone)
-    lost = {each.place: [one.id for one in forgotten if one.place == each.place]
-            for each in forgotten}  # fmt: skip
-    ended = () if named else lost
+    ended = () if named else {each.place for each in forgotten}
     stores = settled_stores(every, ended)
     removed, kept = Counter[str](leftovers=0, segments=0, parts=0), Counter[str]()
     with contextlib.ExitStack() as locks:
@@ -135,18 +133,12 @@ def gc_store(
         removed.update(bridged=len(unnamed), bytes=size)
         if not dry_run:
             for store in every:
-                _move_migrations(store, lost, named)
-            for index, own in users.items():
-                index_id = read_index_id(index) if isinstance(index, Path) else None
-                for store in own:
-                    store.indexes.register(index, index_id)
+                _move_migrations(store, forgotten, named)
+            _register(users)
             if isinstance(place, Path):
                 remove_killed(place)
             for store, (paths, _, _) in zip(cleaned, garbage, strict=True):
-                store.keep_part_files(_parts_of(store, references))
-                removed["leftovers"] += store.tidy()
-                store.mirror.remove(*paths)
-                removed["leftovers"] += store.mirror.remove_unnamed(store.segments_folder)
+                removed["leftovers"] += _remove(store, paths, references)
             for store in unnamed:
                 store.remove()
             # Last, so that the same command can be run again if it dies before.
@@ -165,13 +157,14 @@ def gc_store(
 
 
 def _move_migrations(
-    store: EmbeddingStore, gone: Mapping[str, Collection[str | None]], to: Sequence[Place]
+    store: EmbeddingStore, gone: Collection[RegisteredIndex], to: Sequence[Place]
 ) -> None:
-    """Let the notes of indexes that are gone, by their ids, be those of others, or of none."""
+    """Let the notes of indexes that are gone be those of the same ones elsewhere, or of none."""
     notes = store.results.migrations()
     ids = {index: read_index_id(index) if isinstance(index, Path) else None for index in to}
-    for old, known in gone.items():
+    for old in {each.place for each in gone}:
         if note := notes.get(old):
+            known = {each.id for each in gone if each.place == old}
             # One without an id, as in a bucket, may be any of them.
             moved = [index for index in to if ids[index] in known] or to
             for index in moved:
@@ -182,6 +175,21 @@ def _move_migrations(
                 store.results.save_migration(owner, not finished and (notes.get(owner) or note))
             if old not in map(owner_of, moved):
                 store.results.save_migration(old, None)
+
+
+def _register(users: Mapping[Place, Sequence[EmbeddingStore]]) -> None:
+    for index, stores in users.items():
+        index_id = read_index_id(index) if isinstance(index, Path) else None
+        for store in stores:
+            store.indexes.register(index, index_id)
+
+
+def _remove(store: EmbeddingStore, paths: Sequence[Path], references: Sequence[Reference]) -> int:
+    """Remove paths from a store, and what killed writers left; return how many these were."""
+    store.keep_part_files(_parts_of(store, references))
+    leftovers = store.tidy()
+    store.mirror.remove(*paths)
+    return leftovers + store.mirror.remove_unnamed(store.segments_folder)
 
 
 def _parts_of(store: EmbeddingStore, references: Sequence[Reference]) -> Iterator[CorpusPart]:
