@@ -18,7 +18,7 @@ import pytest
 from tests.helpers.bad_input import fails, run, succeed
 from tests.helpers.corpora import write_judged
 from tests.vectordb.postgres.helpers import connected
-from tests.vectordb.pushed_rows import Rows, fill
+from tests.vectordb.pushed_rows import Rows
 from whiten_index import SweepConfig, run_sweep
 from whiten_index.evaluation.judgements import corpus_file, parquet_corpus, queries_file
 from whiten_index.measure.database_sweep import DatabaseSweep
@@ -69,7 +69,7 @@ def tables_of(address: str) -> list[str]:
 def test_postgresql(corpus: Path, tmp_path: Path, address: str) -> None:
     rows = Rows.make(20)
     with open_writer(address, "docs") as writer:
-        fill(writer, rows)
+        rows.fill(writer)
     more = ["--in", address, "--memory-price", "3", "--disk-price", "0.1"]
     said = json.loads(succeed(*asked(corpus, tmp_path / "out", *more, "--json")))
     points = points_of(tmp_path / "out")

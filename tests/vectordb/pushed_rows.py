@@ -22,6 +22,7 @@ from whiten_index.errors import WhitenIndexError
 from whiten_index.vectordb.database_writer import DatabaseWriter
 from whiten_index.vectordb.push import differences
 from whiten_index.vectordb.pushed_table import VECTOR, Layout, Metric, PushedTable, VectorDtype
+from whiten_index.vectordb.registry import open_writer
 
 K = 12
 HERE = Path(__file__).parent
@@ -87,8 +88,7 @@ class Rows:
 
     @property
     def ids(self) -> list[Any]:
-        found: list[Any] = self.table["id"].to_pylist()
-        return found
+        return self.table["id"].to_pylist()
 
     @property
     def pushed(self) -> PushedTable:
@@ -100,8 +100,7 @@ class Rows:
         )  # fmt: skip
 
     def batches(self, size: int = 128) -> list[pa.RecordBatch]:
-        found: list[pa.RecordBatch] = self.table.combine_chunks().to_batches(max_chunksize=size)
-        return found
+        return self.table.combine_chunks().to_batches(max_chunksize=size)
 
     def take(self, rows: Sequence[int]) -> pa.RecordBatch:
         return self.table.take(pa.array(rows, pa.int64())).combine_chunks().to_batches()[0]
@@ -109,28 +108,72 @@ class Rows:
     def best(self, queries: np.ndarray, top_k: int) -> np.ndarray:
         """Return the cosines (q, top_k) of the nearest rows, by brute force in float64."""
         scores = queries.astype(np.float64) @ self.vectors.T.astype(np.float64)
-        found: np.ndarray = -np.sort(-scores, axis=1)[:, :top_k]
-        return found
+        return -np.sort(-scores, axis=1)[:, :top_k]
 
+    def with_zeros(self, *places: int) -> Rows:
+        """Return these rows, of which those at some places have vectors of zeros."""
+        vectors = self.vectors.copy()
+        vectors[list(places)] = 0
+        column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
+        return replace(self, table=self.table.set_column(1, self.layout.schema.field(1), column))
 
-def zeros_among(rows: Rows, *places: int) -> Rows:
-    """Return rows of which those at some places have vectors of zeros."""
-    vectors = rows.vectors.copy()
-    vectors[list(places)] = 0
-    column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
-    return replace(rows, table=rows.table.set_column(1, rows.layout.schema.field(1), column))
+    def fill(self, writer: DatabaseWriter, *, batch: int = 128) -> None:
+        """Push all rows and swap them in."""
+        writer.begin(self.pushed, self.layout)
+        end(writer, self.batches(batch))
 
+    def push_to(self, address: str, name: str = "docs", **options: str) -> None:
+        """Fill a table of a database."""
+        with open_writer(address, name, options=options) as writer:
+            self.fill(writer)
 
-def told_of(told: PushedTable | None) -> PushedTable:
-    """Return what is told of a table, which must be there."""
-    assert told is not None
-    return told
+    def change(
+        self, writer: DatabaseWriter, *put: pa.RecordBatch, gone: Iterable[Any] = ()
+    ) -> None:
+        """Change a pushed table into these rows: some are gone, and some are put."""
+        with writer.changing(self.pushed, self.layout) as changing:
+            changing.delete(list(gone))
+            for batch in put:
+                changing.upsert(batch)
 
+    def assert_clean(self, writer: DatabaseWriter) -> None:
+        """The published table is described as these rows; nothing is under way."""
+        found = replace(writer.published(), name="", lease="")
+        assert found == replace(self.pushed, done=len(self.table))
 
-def fill(writer: DatabaseWriter, rows: Rows, *, batch: int = 128) -> None:
-    """Push all rows and swap them in."""
-    writer.begin(rows.pushed, rows.layout)
-    end(writer, rows.batches(batch))
+    def assert_held(self, writer: DatabaseWriter, *, pending: bool = False) -> None:
+        """The writer has these rows and no others, as they are."""
+        assert writer.count(pending=pending) == len(self.table)
+        there = writer.fetch(list(dict.fromkeys(self.ids)), self.layout, pending=pending)
+        assert there.schema == self.layout.schema
+        assert len(there) == len(self.table)
+        assert differences(self.table, there, self.layout) == []
+
+    def assert_found(
+        self, writer: DatabaseWriter, *, exact: bool = True, least: float = 1.0, queries: int = 20
+    ) -> None:
+        """Recall@10 against brute force is ``least`` or more, and no score is too high."""
+        asked = self.vectors[:queries]
+        best = self.best(asked, 10)
+        found = writer.search(asked, 10, exact=exact)
+        lost = 3e-3 if self.layout.dtype == "float16" else 2e-5
+        # Ids and scores belong together.
+        known = dict(zip(self.ids, self.vectors, strict=True))
+        with writer.searching(exact=exact) as find:
+            for query, hits in zip(asked, find(asked, 10), strict=True):
+                assert all(abs(query @ known[hit.id] - hit.score) <= lost for hit in hits)
+        assert np.mean(found >= best[:, -1:] - lost) >= least
+        assert (found <= best + lost).all()
+        assert (np.diff(found) <= lost).all()
+
+    def recall(self, writer: DatabaseWriter) -> float:
+        """Return the recall@10 of the index, whose scores may be those of codes."""
+        asked = self.vectors[:20]
+        best = np.argsort(-(asked @ self.vectors.T), axis=1)[:, :10]
+        with writer.searching() as find:
+            found = [{hit.id for hit in hits} for hits in find(asked, 10)]
+        both = [len(one & set(two)) for one, two in zip(found, best, strict=True)]
+        return float(np.mean(both)) / 10
 
 
 def append(writer: DatabaseWriter, batches: Iterable[pa.RecordBatch]) -> None:
@@ -143,16 +186,6 @@ def end(writer: DatabaseWriter, batches: Iterable[pa.RecordBatch] = ()) -> None:
     append(writer, batches)
     writer.finish()
     writer.swap()
-
-
-def change(
-    writer: DatabaseWriter, rows: Rows, *put: pa.RecordBatch, gone: Iterable[Any] = ()
-) -> None:
-    """Change a pushed table into these rows: some are gone, and some are put."""
-    with writer.changing(rows.pushed, rows.layout) as changing:
-        changing.delete(list(gone))
-        for batch in put:
-            changing.upsert(batch)
 
 
 def kill_after(event: int, does: str, address: str, marker: Path) -> None:
@@ -209,48 +242,6 @@ def contents(folder: Path) -> dict[str, object]:
         )
         for each in folder.rglob("*")
     }
-
-
-def assert_clean(writer: DatabaseWriter, rows: Rows) -> None:
-    """These rows are what the name is told to stand for; nothing is under way."""
-    told, done = told_of(writer.published()), len(rows.table)
-    assert replace(told, name="", lease="") == replace(rows.pushed, done=done)
-
-
-def assert_holds(writer: DatabaseWriter, rows: Rows, *, pending: bool = False) -> None:
-    """The writer has these rows and no others, as they are."""
-    assert writer.count(pending=pending) == len(rows.table)
-    there = writer.fetch(list(dict.fromkeys(rows.ids)), rows.layout, pending=pending)
-    assert there.schema == rows.layout.schema
-    assert len(there) == len(rows.table)
-    assert differences(rows.table, there, rows.layout) == []
-
-
-def assert_finds(
-    writer: DatabaseWriter, rows: Rows, *, exact: bool = True, least: float = 1.0, queries: int = 20
-) -> None:
-    """Recall@10 against brute force is ``least`` or more, and no score is too high."""
-    asked = rows.vectors[:queries]
-    best = rows.best(asked, 10)
-    found = writer.search(asked, 10, exact=exact)
-    lost = 3e-3 if rows.layout.dtype == "float16" else 2e-5
-    # Ids and scores belong together.
-    known = dict(zip(rows.ids, rows.vectors, strict=True))
-    with writer.searching(exact=exact) as find:
-        for query, hits in zip(asked, find(asked, 10), strict=True):
-            assert all(abs(query @ known[hit.id] - hit.score) <= lost for hit in hits)
-    assert np.mean(found >= best[:, -1:] - lost) >= least
-    assert (found <= best + lost).all()
-    assert (np.diff(found) <= lost).all()
-
-
-def recall(writer: DatabaseWriter, rows: Rows) -> float:
-    """Return the recall@10 of the index, whose scores may be those of codes."""
-    asked = rows.vectors[:20]
-    best = np.argsort(-(asked @ rows.vectors.T), axis=1)[:, :10]
-    with writer.searching() as find:
-        found = [{hit.id for hit in hits} for hits in find(asked, 10)]
-    return float(np.mean([len(one & set(two)) for one, two in zip(found, best, strict=True)])) / 10
 
 
 DAY, LEAP = datetime.date(2024, 2, 29), datetime.datetime(2024, 2, 29, 1, 2, 3, 4)

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.vectordb.pushed_rows import Rows, append, end, fill, told_of
+from tests.vectordb.pushed_rows import Rows, append, end
 from whiten_index.errors import DatabaseError
 from whiten_index.vectordb.alias_writer import AliasWriter
 from whiten_index.vectordb.database_writer import Stored
@@ -113,7 +113,7 @@ class Writer(AliasWriter):
 
 
 def published(engine: Engine) -> tuple[str, int, str]:
-    found = told_of(Writer(engine).published())
+    found = Writer(engine).published()
     return found.version, found.done, found.changing
 
 
@@ -134,10 +134,10 @@ def change(engine: Engine, after: Rows) -> None:
 def test_a_push_that_is_cut_off(call: int, done: bool) -> None:
     """Users see the old rows or all new ones, and the next push ends with no rest."""
     engine = Engine()
-    fill(Writer(engine), V1, batch=5)
+    V1.fill(Writer(engine), batch=5)
     engine.cut = call, done
     try:
-        fill(Writer(engine), V2, batch=5)
+        V2.fill(Writer(engine), batch=5)
     except DatabaseError:
         pass
     else:
@@ -150,7 +150,7 @@ def test_a_push_that_is_cut_off(call: int, done: bool) -> None:
         writer.resume(V2.layout)
         end(writer, V2.batches(5)[pending.done // 5 :])
     elif published(engine)[0] == V1.version:
-        fill(writer, V2, batch=5)
+        V2.fill(writer, batch=5)
     writer.discard()
     assert writer.pending() is None
     assert published(engine) == (V2.version, 10, "")
@@ -179,7 +179,7 @@ def test_a_push_is_taken_over_while_it_writes(other: str, call: str) -> None:
 
 def test_what_is_swapped_in_while_another_push_drops_it_stays() -> None:
     engine = Engine()
-    fill(Writer(engine), V1)
+    V1.fill(Writer(engine))
     begun(engine, V2)
     (pending,) = set(engine.metadata) - set(engine.aliases.values())
     engine.before["write"] = lambda: engine.aliases.update(docs=pending)
@@ -195,7 +195,7 @@ def test_what_another_push_drops_while_it_is_swapped_in(ends: bool, first: bool)
     """The swap is refused, and users see what they saw."""
     engine = Engine()
     if not first:
-        fill(Writer(engine), V1)
+        V1.fill(Writer(engine))
     writer = begun(engine, V2)
     (pending,) = set(engine.metadata) - set(engine.aliases.values())
 
@@ -215,7 +215,7 @@ def test_what_another_push_drops_while_it_is_swapped_in(ends: bool, first: bool)
         writer.swap()
     if not first:
         assert published(engine) == (V1.version, 10, "")
-    fill(Writer(engine), V3)
+    V3.fill(Writer(engine))
     assert published(engine) == (V3.version, 10, "")
     assert len(engine.metadata) == 1
 
@@ -223,7 +223,7 @@ def test_what_another_push_drops_while_it_is_swapped_in(ends: bool, first: bool)
 @pytest.mark.parametrize("call", ["write", "drop", "read"])
 def test_two_connections_drop_the_same(call: str) -> None:
     engine = Engine()
-    fill(Writer(engine), V1)
+    V1.fill(Writer(engine))
     begun(engine, V2)
     engine.before[call] = Writer(engine).discard
     Writer(engine).discard()

@@ -9,7 +9,7 @@ import pytest
 from tests.helpers.bad_input import fails, run
 from tests.helpers.builds import build, random_rows, write_rows
 from tests.vectordb.postgres.helpers import connected
-from tests.vectordb.pushed_rows import Rows, append, assert_finds, end, fill, recall
+from tests.vectordb.pushed_rows import Rows, append, end
 from whiten_index import PushConfig, push_index
 from whiten_index.errors import ConfigError
 from whiten_index.vectordb import duckdb_writer, sqlite_writer
@@ -73,10 +73,10 @@ def test_postgresql(address: str, rows: Rows, name: str, dtype: str) -> None:
         told: list[str] = []
         notice = vars(writer)["_connection"].add_notice_handler
         notice(lambda diagnostic: told.append(diagnostic.message_primary))
-        fill(writer, rows)
+        rows.fill(writer)
         assert told == []
-        assert_finds(writer, rows)
-        assert recall(writer, rows) >= (0.6 if given.get("code") == "bit" else 0.9)
+        rows.assert_found(writer)
+        assert rows.recall(writer) >= (0.6 if given.get("code") == "bit" else 0.9)
         assert_sized(writer, options.index_bytes(ROWS, K, dtype))
         found = writer.search(rows.vectors[:20], 10)
         order = options.query("docs", rows.pushed)
@@ -126,8 +126,8 @@ def test_an_index_of_another_extension(address: str, rows: Rows) -> None:
             "FUNCTION 2 vector_norm(vector)"
         )
     with open_writer(address, "docs", options={"index": "diskann"}) as writer:
-        fill(writer, rows)
-        assert recall(writer, rows) >= 0.9
+        rows.fill(writer)
+        assert rows.recall(writer) >= 0.9
         halved = halves(rows)
         # Before a row is sent.
         with pytest.raises(ConfigError, match="no extension vectorscale that indexes halfvec"):
@@ -147,8 +147,8 @@ def test_bits_of_wide_vectors(address: str) -> None:
     with open_writer(address, "docs") as writer, pytest.raises(ConfigError, match="code=bit"):
         writer.begin(wide.pushed, wide.layout)
     with open_writer(address, "docs", options={"code": "bit"}) as writer:
-        fill(writer, wide)
-        assert_finds(writer, wide)
+        wide.fill(writer)
+        wide.assert_found(writer)
 
 
 @pytest.mark.service
@@ -165,7 +165,7 @@ def test_a_push_that_goes_on_with_another_code(
         end(writer)
         expected = PostgresOptions.parse(later).index_bytes(ROWS, K, "float32")
         assert_sized(writer, expected)
-        assert_finds(writer, rows)
+        rows.assert_found(writer)
 
 
 @pytest.mark.service
@@ -194,9 +194,9 @@ def test_lancedb(tmp_path: Path, rows: Rows, name: str) -> None:
     rows = halves(rows) if code.dtype == "float16" else rows
     options = LanceOptions.parse(code.options)
     with open_writer(f"lancedb://{tmp_path}/l", "docs", options=code.options) as writer:
-        fill(writer, rows)
-        assert_finds(writer, rows)
-        assert recall(writer, rows) >= 0.8
+        rows.fill(writer)
+        rows.assert_found(writer)
+        assert rows.recall(writer) >= 0.8
         assert_sized(writer, options.index_bytes(ROWS, K, code.dtype))
         found = writer.search(rows.vectors[:1], 10)
     import lancedb
@@ -214,9 +214,9 @@ def test_lancedb(tmp_path: Path, rows: Rows, name: str) -> None:
 def test_milvus_lite(tmp_path: Path, rows: Rows, given: dict[str, str]) -> None:
     address, options = f"milvus://{tmp_path}/m.db", MilvusOptions.parse(given)
     with open_writer(address, "docs", options=given) as writer:
-        fill(writer, rows)
-        assert_finds(writer, rows)
-        assert recall(writer, rows) >= 0.8
+        rows.fill(writer)
+        rows.assert_found(writer)
+        assert rows.recall(writer) >= 0.8
         found = writer.search(rows.vectors[:1], 10)
         from pymilvus import MilvusClient
 
@@ -236,9 +236,9 @@ def test_milvus_lite(tmp_path: Path, rows: Rows, given: dict[str, str]) -> None:
 def test_duckdb(tmp_path: Path, rows: Rows, given: dict[str, str]) -> None:
     options = DuckOptions.parse(given)
     with open_writer(f"duckdb://{tmp_path}/d.duckdb", "docs", options=given) as writer:
-        fill(writer, rows)
-        assert_finds(writer, rows)
-        assert recall(writer, rows) >= 0.95
+        rows.fill(writer)
+        rows.assert_found(writer)
+        assert rows.recall(writer) >= 0.95
         assert_sized(writer, options.index_bytes(ROWS, K, "float32"))
         found = writer.search(rows.vectors[:1], 10)
     vector = {"query": rows.vectors[0].tolist()}
@@ -258,9 +258,9 @@ def test_sqlite(tmp_path: Path, rows: Rows, name: str) -> None:
     code = SqliteOptions.codes(K)[name]
     options = SqliteOptions.parse(code.options)
     with open_writer(f"sqlite://{tmp_path}/s.db", "docs", options=code.options) as writer:
-        fill(writer, rows)
-        assert_finds(writer, rows)
-        assert recall(writer, rows) >= (0.6 if name == "bit" else 0.99)
+        rows.fill(writer)
+        rows.assert_found(writer)
+        assert rows.recall(writer) >= (0.6 if name == "bit" else 0.99)
         assert_sized(writer, options.index_bytes(ROWS, K, "float32"))
         found = writer.search(rows.vectors[:1], 10)
     connection = sqlite_writer.connect(tmp_path / "s.db", make=False)

@@ -17,19 +17,7 @@ import pyarrow as pa
 import pytest
 
 from tests.helpers.bad_input import process
-from tests.vectordb.pushed_rows import (
-    Rows,
-    append,
-    assert_clean,
-    assert_finds,
-    assert_holds,
-    change,
-    changed_by_child,
-    child_at,
-    end,
-    fill,
-    some_changes,
-)
+from tests.vectordb.pushed_rows import Rows, append, changed_by_child, child_at, end, some_changes
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.database_writer import DatabaseWriter
 from whiten_index.vectordb.duckdb_writer import connect
@@ -51,9 +39,7 @@ def stop(*_):
 DuckWriter.checkpoint = stop
 rows = changed_by_child()
 with open_writer(address, "docs") as writer:
-    with writer.changing(rows.pushed, rows.layout) as changing:
-        changing.delete(range(100))
-        changing.upsert(rows.take(range(2000)))
+    rows.change(writer, rows.take(range(2000)), gone=range(100))
 """
 
 
@@ -78,8 +64,7 @@ def test_the_table_is_a_plain_one(address: str, file: Path) -> None:
     with duckdb.connect(file) as database:
         database.execute("CREATE TABLE mine AS SELECT 1 AS one")
     rows = Rows.make(20, n=pa.array(range(20)), day=pa.array([3] * 20, pa.date32()))
-    with open_writer(address, "docs") as writer:
-        fill(writer, rows)
+    rows.push_to(address)
     with duckdb.connect(file, read_only=True) as database:
         kinds = database.execute("SELECT column_name, data_type FROM duckdb_columns() "
                                  "WHERE table_name = 'docs'").fetchall()  # fmt: skip
@@ -94,8 +79,7 @@ def test_the_table_is_a_plain_one(address: str, file: Path) -> None:
 def test_killed_after_changes_that_are_in_the_log(address: str, tmp_path: Path, file: Path) -> None:
     """The index finds what was changed, and nothing that was deleted takes its place."""
     rows = changed_by_child()
-    with open_writer(address, "docs") as writer:
-        fill(writer, Rows.make(2000, seed=8))
+    Rows.make(2000, seed=8).push_to(address)
     marker = tmp_path / "marker"
     with child_at(marker.exists, "-c", CHILD, address, str(marker)):
         pass
@@ -105,9 +89,9 @@ def test_killed_after_changes_that_are_in_the_log(address: str, tmp_path: Path, 
     with open_writer(address, "docs"):
         pass
     with open_writer(address, "docs", make=False) as writer:
-        assert_clean(writer, rows)
-        assert_holds(writer, rows)
-        assert_finds(writer, rows, exact=False, least=0.95, queries=200)
+        rows.assert_clean(writer)
+        rows.assert_held(writer)
+        rows.assert_found(writer, exact=False, least=0.95, queries=200)
 
 
 def test_a_new_file_is_put_in_its_place_whole(
@@ -121,8 +105,7 @@ def test_a_new_file_is_put_in_its_place_whole(
         return real(place, *given, **options)
 
     monkeypatch.setattr(duckdb, "connect", connecting)
-    with open_writer(address, "docs") as writer:
-        fill(writer, Rows.make(300))
+    Rows.make(300).push_to(address)
     assert seen[0] == (file.parent, False)
     assert all(there for _, there in seen[1:])
     assert [each.name for each in file.parent.iterdir()] == [file.name]
@@ -130,7 +113,7 @@ def test_a_new_file_is_put_in_its_place_whole(
 
 def test_one_process_writes_or_many_read(address: str, writer: DatabaseWriter) -> None:
     rows = Rows.make(50)
-    fill(writer, rows)
+    rows.fill(writer)
     reading = (
         "from whiten_index.vectordb.registry import open_writer\n"
         f"with open_writer({address!r}, 'docs', make=False) as writer: print(writer.count())\n"
@@ -141,7 +124,7 @@ def test_one_process_writes_or_many_read(address: str, writer: DatabaseWriter) -
     with open_writer(address, "docs", make=False) as reader:
         with process(code=reading) as child:
             assert child.communicate(timeout=60) == ("50\n", "")
-        assert_finds(reader, rows)
+        rows.assert_found(reader)
         with pytest.raises(DatabaseError, match="read-only"):
             reader.begin(rows.pushed, rows.layout)
 
@@ -152,7 +135,7 @@ def test_conditions_without_the_index(writer: DatabaseWriter, file: Path) -> Non
     rows = Rows.make(
         300, k=128, lang=pa.array(["en", "de", "fr"] * 100), text=pa.array(["x"] * 300)
     )
-    fill(writer, rows)
+    rows.fill(writer)
     writer.close()
     with connect(file, make=False) as reader:
         reader.execute("USE db")
@@ -176,7 +159,7 @@ def test_what_no_push_made_is_left_alone(address: str, file: Path, made: str) ->
         # As a push does that has nothing to send, or changes.
         writer.discard()
         with pytest.raises(DatabaseError, match=told):
-            fill(writer, rows)
+            rows.fill(writer)
     with duckdb.connect(file) as database:
         assert database.execute(f"SELECT one FROM {made.split()[2]}").fetchall() == [(1,)]
 
@@ -213,8 +196,7 @@ def test_a_pipe_is_left_as_it_is(address: str, file: Path, end: str) -> None:
 
 
 def test_a_file_that_is_damaged(address: str, file: Path) -> None:
-    with open_writer(address, "docs") as writer:
-        fill(writer, Rows.make(20))
+    Rows.make(20).push_to(address)
     whole = file.read_bytes()
     file.write_bytes(whole[:20_000])
     with (
@@ -269,8 +251,7 @@ def test_a_comment_of_the_user(address: str, file: Path) -> None:
 )
 def test_what_users_added_is_not_lost(address: str, file: Path, order: str, added: str) -> None:
     rows = Rows.make(300, n=pa.array(range(300)))
-    with open_writer(address, "docs") as writer:
-        fill(writer, rows)
+    rows.push_to(address)
     with connect(file, make=True) as mine:
         if order.startswith("ALTER"):
             mine.execute("DROP INDEX db.main.docs_vector_idx")  # DuckDB alters no indexed table
@@ -278,9 +259,9 @@ def test_what_users_added_is_not_lost(address: str, file: Path, order: str, adde
     told = f"what its users added, .* would lack: {added}; drop that"
     with open_writer(address, "docs") as writer:
         with pytest.raises(DatabaseError, match=told):
-            fill(writer, rows)
-        with pytest.raises(DatabaseError, match=told), writer.changing(rows.pushed, rows.layout):
-            pass
+            rows.fill(writer)
+        with pytest.raises(DatabaseError, match=told):
+            rows.change(writer)
         assert writer.count() == 300
 
 
@@ -290,27 +271,27 @@ def test_an_index_of_another_table_has_the_name(address: str) -> None:
     with open_writer(address, "docs", options={"index": "none"}) as writer:
         writer._run("CREATE TABLE db.main.Other AS SELECT 1 AS n")
         writer._run("CREATE INDEX Docs_vector_idx ON db.main.other (n)")
-        fill(writer, rows)
+        rows.fill(writer)
     message = "index docs_vector_idx of table Other, whose name its own would have"
     with open_writer(address, "docs") as writer:
         with pytest.raises(DatabaseError, match=message):
             writer.begin(rows.pushed, rows.layout)
-        with pytest.raises(DatabaseError, match=message), writer.changing(rows.pushed, rows.layout):
-            pass
+        with pytest.raises(DatabaseError, match=message):
+            rows.change(writer)
         assert writer.pending() is None
-        assert_holds(writer, rows)
+        rows.assert_held(writer)
 
 
 def test_changes_leave_a_column_and_an_index_of_users(address: str, file: Path) -> None:
     old, after, put = some_changes()
     with open_writer(address, "docs", options={"index": "none"}) as writer:
-        fill(writer, old)
+        old.fill(writer)
         writer._run("ALTER TABLE db.main.docs ADD COLUMN mine INT")
         writer._run("UPDATE db.main.docs SET mine = 1")
         writer._run("CREATE TABLE db.main.other AS SELECT 1 AS n")
         writer._run("CREATE INDEX docs_vector_idx ON db.main.other (n)")
-        change(writer, after, put, gone=[7])
-        assert_holds(writer, after)
+        after.change(writer, put, gone=[7])
+        after.assert_held(writer)
         kept = writer._run("SELECT count(mine) FROM db.main.docs").fetchone()
         assert writer._run("SELECT table_name FROM duckdb_indexes()").fetchall() == [("other",)]
     assert kept == (len(after.table) - len(put),)
@@ -319,8 +300,7 @@ def test_changes_leave_a_column_and_an_index_of_users(address: str, file: Path) 
 def test_macros_of_a_file_are_not_called(address: str, file: Path) -> None:
     """They may have the names of functions, read other files and have no end."""
     rows = Rows.make()
-    with open_writer(address, "docs") as writer:
-        fill(writer, rows)
+    rows.push_to(address)
     with duckdb.connect(file) as database:
         for name in ("duckdb_tables", "duckdb_views", "pragma_storage_info", "unnest", "lower",
                      "list_sum", "array_cosine_distance", "array_cosine_similarity"):  # fmt: skip
@@ -328,9 +308,9 @@ def test_macros_of_a_file_are_not_called(address: str, file: Path) -> None:
             kind = "TABLE SELECT error('called')" if "_" in name[:7] else "error('called')"
             database.execute(f"CREATE MACRO {name}({given}) AS {kind}")
     with open_writer(address, "docs") as writer:
-        assert_holds(writer, rows)
-        assert_finds(writer, rows)
-        change(writer, rows, rows.take(range(5)))
+        rows.assert_held(writer)
+        rows.assert_found(writer)
+        rows.change(writer, rows.take(range(5)))
         writer.remove()
 
 
@@ -340,8 +320,7 @@ def test_macros_of_a_file_are_not_called(address: str, file: Path) -> None:
 ])  # fmt: skip
 def test_a_table_that_computes_is_not_read(address: str, file: Path, computed: str) -> None:
     rows = Rows.make()
-    with open_writer(address, "docs") as writer:
-        fill(writer, rows)
+    rows.push_to(address)
     with duckdb.connect(file) as database:
         (text,) = database.execute("SELECT comment FROM duckdb_tables()").fetchone()
         database.execute("CREATE SEQUENCE n; DROP TABLE docs")
@@ -358,8 +337,8 @@ def test_columns_may_have_the_names_of_what_computes(address: str) -> None:
     kept = {"generated": ["DEFAULT(1)"] * 50, "checks": ["it's"] * 50, 'a "check(" of': [1] * 50}
     rows = Rows.make(50, **{name: pa.array(values) for name, values in kept.items()})
     with open_writer(address, "docs") as writer:
-        fill(writer, rows)
-        assert_holds(writer, rows)
+        rows.fill(writer)
+        rows.assert_held(writer)
 
 
 def test_no_other_file_is_opened(file: Path, tmp_path: Path) -> None:
@@ -398,4 +377,4 @@ def test_an_interrupted_push_leaves_the_file_to_others(address: str, file: Path)
     with open_writer(address, "docs") as writer:
         writer.resume(rows.layout)
         end(writer, rows.batches()[1:])
-        assert_holds(writer, rows)
+        rows.assert_held(writer)

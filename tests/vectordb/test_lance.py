@@ -11,18 +11,7 @@ import pyarrow as pa
 import pytest
 from lancedb.index import BTree
 
-from tests.vectordb.pushed_rows import (
-    Rows,
-    append,
-    assert_clean,
-    assert_finds,
-    assert_holds,
-    change,
-    child_at,
-    end,
-    fill,
-    told_of,
-)
+from tests.vectordb.pushed_rows import Rows, append, child_at, end
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb import lance_writer
 from whiten_index.vectordb.lance_writer import read_metadata, write_metadata
@@ -37,10 +26,9 @@ TAKEN = "another push to .* took this one over"
 CHILD = """
 import sys, time
 from pathlib import Path
-from tests.vectordb.pushed_rows import Rows, fill
+from tests.vectordb.pushed_rows import Rows
 from whiten_index.vectordb import lance_writer
 from whiten_index.vectordb.lance_writer import LanceWriter
-from whiten_index.vectordb.registry import open_writer
 address, marker, where = sys.argv[1:]
 def stop(*_, **__):
     Path(marker).touch()
@@ -54,8 +42,7 @@ if where == "overwriting":
     lance_writer.read_slices = cut
 elif where == "ending":
     LanceWriter._complete_swap = stop
-with open_writer(address, "docs", options={"index": "ivf_flat"}) as writer:
-    fill(writer, rows)
+rows.push_to(address, index="ivf_flat")
 """
 
 
@@ -94,8 +81,7 @@ def test_the_table_is_a_plain_one(address: str, folder: Path) -> None:
     rows = Rows.make(ids=pa.array(map(str, range(300)), pa.large_string()), **columns)
     halves = replace(rows, layout=replace(rows.layout, dtype="float16"))
     for each, kind in ((rows, pa.float32()), (halves, pa.float16())):
-        with open_writer(address, "docs") as writer:
-            fill(writer, each)
+        each.push_to(address)
         database = lancedb.connect(folder)
         assert list(database.list_tables().tables) == ["docs"]
         table = database.open_table("docs")
@@ -108,22 +94,21 @@ def test_the_table_is_a_plain_one(address: str, folder: Path) -> None:
 def test_what_users_added_is_not_lost(address: str, folder: Path, added: str) -> None:
     rows = Rows.make(n=pa.array(range(300)))
     with open_writer(address, "docs") as writer:
-        fill(writer, rows)
+        rows.fill(writer)
         table = lancedb.connect(folder).open_table("docs")
         if added.startswith("column"):
             table.add_columns({"mine": "n + 1"})
         else:
             table.create_index("n", config=BTree())
         with pytest.raises(DatabaseError, match=f"users added, .* would lack: {added}; drop"):
-            fill(writer, rows)
-        change(writer, rows, rows.take(range(6, 9)), gone=[5])
+            rows.fill(writer)
+        rows.change(writer, rows.take(range(6, 9)), gone=[5])
     table.checkout_latest()
     assert table.count_rows() == 299
 
 
 def test_a_pipe_in_the_folder_is_not_waited_for(address: str, folder: Path) -> None:
-    with open_writer(address, "docs") as writer:
-        fill(writer, Rows.make())
+    Rows.make().push_to(address)
     path = next(folder.glob("docs.lance/_versions/*.manifest"))
     path.unlink()
     os.mkfifo(path)
@@ -133,12 +118,12 @@ def test_a_pipe_in_the_folder_is_not_waited_for(address: str, folder: Path) -> N
 
 def test_what_killed_pushes_were_uploading_goes(address: str, folder: Path) -> None:
     with open_writer(address, "docs") as writer:
-        fill(writer, Rows.make())
+        Rows.make().fill(writer)
         old, new = (folder / "docs.lance" / "data" / f".tmp{name}" for name in ("old", "new"))
         for path in (old, new):
             path.write_bytes(b"x")
         os.utime(old, (0, 0))
-        fill(writer, Rows.make())
+        Rows.make().fill(writer)
     # A new one may be of another program.
     assert (old.exists(), new.exists()) == (False, True)
 
@@ -146,9 +131,9 @@ def test_what_killed_pushes_were_uploading_goes(address: str, folder: Path) -> N
 def test_an_open_table_stays_as_it_was(address: str, folder: Path) -> None:
     old, new = Rows.make(), Rows.make(200, seed=1, k=5)
     with open_writer(address, "docs") as writer:
-        fill(writer, old)
+        old.fill(writer)
         table = lancedb.connect(folder).open_table("docs")
-        fill(writer, new)
+        new.fill(writer)
     assert table.count_rows() == 300
     assert table.search(old.vectors[7]).limit(1).to_list()[0]["id"] == 7
     table.checkout_latest()
@@ -157,26 +142,24 @@ def test_an_open_table_stays_as_it_was(address: str, folder: Path) -> None:
 
 def test_a_copy_of_a_table_is_one_of_its_own(address: str, folder: Path) -> None:
     rows = Rows.make()
-    with open_writer(address, "docs") as writer:
-        fill(writer, rows)
+    rows.push_to(address)
     shutil.copytree(folder / "docs.lance", folder / "copied.lance")
     with open_writer(address, "copied") as copied:
         assert copied.published() is not None
-        after = replace(rows.pushed, rows=299)
-        with copied.changing(after, rows.layout) as changing:
-            changing.delete([0])
-        assert_clean(copied, Rows(rows.table.slice(1), rows.layout))
+        after = Rows(rows.table.slice(1), rows.layout)
+        after.change(copied, gone=[0])
+        after.assert_clean(copied)
         copied.remove()
     with open_writer(address, "docs") as writer:
-        assert_holds(writer, rows)
+        rows.assert_held(writer)
 
 
 def test_lists_at_which_the_engine_breaks_down(address: str) -> None:
     pairs = pa.array([["a", "b"], ["c", None], None], pa.list_(pa.string(), 2))
     rows = Rows.make(3, pairs=pairs)
     with open_writer(address, "docs") as writer:
-        fill(writer, rows)
-        assert_holds(writer, rows)
+        rows.fill(writer)
+        rows.assert_held(writer)
 
 
 HUGE = PushedTable("v", "t", 12, "float32", rows=10**400).text
@@ -195,14 +178,13 @@ def test_a_table_that_no_push_made(address: str, folder: Path, metadata: str | N
             open_writer(address, name) as writer,
             pytest.raises(DatabaseError, match="that no push made"),
         ):
-            fill(writer, rows)
+            rows.fill(writer)
     for name in ("docs", "others__pending"):
         assert lancedb.connect(folder).open_table(name).count_rows() == 300
 
 
 def test_a_table_that_names_code_is_not_written(address: str, folder: Path) -> None:
-    with open_writer(address, "docs") as writer:
-        fill(writer, Rows.make())
+    Rows.make().push_to(address)
     table = lancedb.connect(folder).open_table("docs").to_arrow()
     named = table.replace_schema_metadata({"embedding_functions": "[]"})
     lancedb.connect(folder).create_table("docs", data=named, mode="overwrite")
@@ -217,10 +199,10 @@ def test_a_version_that_a_user_tagged_stays(address: str, folder: Path) -> None:
     """Whether all rows are pushed again, or some changed."""
     rows = Rows.make(30)
     with open_writer(address, "docs", options={"keep_days": "0", "index": "none"}) as writer:
-        fill(writer, rows)
+        rows.fill(writer)
         table = lancedb.connect(folder).open_table("docs")
         table.tags.create("mine", table.version)
-        fill(writer, Rows.make(40, seed=1))
+        Rows.make(40, seed=1).fill(writer)
         for number in range(12):
             after = replace(rows.pushed, version=f"{number:06d}-abc", rows=40)
             assert writer.published() is not None
@@ -272,11 +254,11 @@ def test_errors_of_the_engine(
 
     rows = Rows.make(20)
     with open_writer(address, "docs") as writer:
-        fill(writer, rows)
+        rows.fill(writer)
         monkeypatch.setattr(lancedb.table.LanceTable, "add", refuse)
         with pytest.raises(DatabaseError, match=f"rows could not be added .*{why}"):
-            fill(writer, rows)
-        assert_holds(writer, rows)
+            rows.fill(writer)
+        rows.assert_held(writer)
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -284,17 +266,17 @@ def test_killed_while_it_overwrites(address: str, tmp_path: Path, first: bool) -
     old, new = Rows.make(), Rows.make(2000, seed=1)
     with open_writer(address, "docs") as writer:
         if not first:
-            fill(writer, old)
+            old.fill(writer)
         kill_at(address, "overwriting", tmp_path / "marker")
         if first:
             assert writer.published() is None
         else:
-            assert_holds(writer, old)
-        pending = told_of(writer.pending())
+            old.assert_held(writer)
+        pending = writer.pending()
         assert pending.done == 2000
         writer.resume(new.layout)
         end(writer)
-        assert_holds(writer, new)
+        new.assert_held(writer)
         assert writer.pending() is None
 
 
@@ -305,8 +287,8 @@ def test_killed_before_the_index_is_there(
     new = Rows.make(2000, seed=1)
     kill_at(address, "ending", tmp_path / "marker")
     with open_writer(address, "docs", options={"index": "ivf_flat"}) as writer:
-        assert_clean(writer, new)
-        assert_finds(writer, new, exact=False)
+        new.assert_clean(writer)
+        new.assert_found(writer, exact=False)
         table = lancedb.connect(folder).open_table("docs")
         assert not list(table.list_indices())
         if again:
@@ -318,7 +300,7 @@ def test_killed_before_the_index_is_there(
         assert writer.pending() is None
         table.checkout_latest()
         assert [each.index_type for each in table.list_indices()] == ["IvfFlat"]
-        assert_holds(writer, new)
+        new.assert_held(writer)
 
 
 @pytest.mark.parametrize("does", ["resume", "begin", "resume and swap"])
@@ -351,7 +333,7 @@ def test_rows_under_way_while_another_push_takes_over(
             end(two, rest)
         elif does == "begin":
             end(two, theirs.batches(100)[1:])
-        assert_holds(two, theirs if does == "begin" else rows)
+        (theirs if does == "begin" else rows).assert_held(two)
 
 
 @pytest.mark.parametrize("does", ["change", "fill"])
@@ -362,15 +344,15 @@ def test_a_change_under_way_while_another_push_publishes(
     old, mine, theirs = (Rows.make(300, seed=seed) for seed in range(3))
     theirs = replace(theirs, version="000003-fed")
     with open_writer(address, "docs") as one, open_writer(address, "docs") as two:
-        fill(one, old)
+        old.fill(one)
 
         def publish() -> None:
             if does == "fill":
-                fill(two, theirs)
+                theirs.fill(two)
                 return
-            found = told_of(two.published())
+            found = two.published()
             assert found.changing == "000002-def"
-            change(two, theirs, theirs.take(range(300)))
+            theirs.change(two, theirs.take(range(300)))
 
         def change_meanwhile() -> None:
             after = replace(mine, version="000002-def").pushed
@@ -381,8 +363,8 @@ def test_a_change_under_way_while_another_push_publishes(
 
         with pytest.raises(DatabaseError, match=TAKEN):
             change_meanwhile()
-        assert_holds(one, theirs)
-        assert_clean(one, theirs)
+        theirs.assert_held(one)
+        theirs.assert_clean(one)
 
 
 def test_a_pending_table_without_its_files(address: str, folder: Path) -> None:
@@ -398,10 +380,10 @@ def test_a_pending_table_without_its_files(address: str, folder: Path) -> None:
         write_metadata(table, metadata)
         assert lancedb.connect(folder).open_table("docs__pending").count_rows() == 100
         assert writer.pending() is None
-        fill(writer, rows)
+        rows.fill(writer)
         (folder / "docs__pending.lance").mkdir()
         writer.discard()
-        assert_holds(writer, rows)
+        rows.assert_held(writer)
     assert [each.name for each in folder.iterdir()] == ["docs.lance"]
 
 
@@ -411,7 +393,7 @@ def test_a_swap_under_way_while_another_push_takes_over(
 ) -> None:
     old, rows, theirs = (Rows.make(300, seed=seed) for seed in range(3))
     with open_writer(address, "docs") as one, open_writer(address, "docs") as two:
-        fill(one, old)
+        old.fill(one)
         one.begin(rows.pushed, rows.layout)
         append(one, rows.batches())
 
@@ -424,11 +406,11 @@ def test_a_swap_under_way_while_another_push_takes_over(
         before(monkeypatch, lance_writer, "read_slices", take)
         with pytest.raises(DatabaseError, match=TAKEN):
             end(one)
-        assert_holds(two, old)
+        old.assert_held(two)
         # What the other one holds is left to it.
         one.discard()
         end(two, theirs.batches()) if does == "begin" else end(two)
-        assert_holds(one, theirs if does == "begin" else rows)
+        (theirs if does == "begin" else rows).assert_held(one)
 
 
 @pytest.mark.parametrize("batches", range(5))
@@ -444,4 +426,4 @@ def test_a_table_that_was_dropped_and_made_again(address: str, batches: int) -> 
         with pytest.raises(DatabaseError, match=TAKEN):
             one.append(mine.batches(100)[2])
         end(two, theirs.batches(100)[batches:])
-        assert_holds(two, theirs)
+        theirs.assert_held(two)

@@ -19,14 +19,7 @@ from pymilvus import MilvusClient
 from pymilvus.client.grpc_handler import GrpcHandler
 
 from tests.helpers.bad_input import process
-from tests.vectordb.pushed_rows import (
-    Rows,
-    assert_finds,
-    assert_holds,
-    assert_no_secret,
-    fill,
-    some_changes,
-)
+from tests.vectordb.pushed_rows import Rows, assert_no_secret, some_changes
 from whiten_index.errors import ConfigError, DatabaseError, StorageError
 from whiten_index.vectordb import milvus_writer
 from whiten_index.vectordb.database_writer import DatabaseWriter
@@ -60,8 +53,7 @@ def test_users_query_by_the_alias_and_filter_by_kept_columns(
     file: Path, client: MilvusClient
 ) -> None:
     rows = Rows.make(20, n=pa.array(range(20)), lang=pa.array(["en", "de"] * 10))
-    with open_writer(f"milvus://{file}", "docs") as writer:
-        fill(writer, rows)
+    rows.push_to(f"milvus://{file}")
     found = client.query("docs", filter='n > 5 and lang == "en"', output_fields=["n", "lang"])
     assert sorted(row["n"] for row in found) == [6, 8, 10, 12, 14, 16, 18]
     assert client.get("docs", ids=[3])[0]["n"] == 3
@@ -75,8 +67,8 @@ def test_users_query_by_the_alias_and_filter_by_kept_columns(
 def test_a_column_of_a_name_that_milvus_keeps_for_itself(writer: DatabaseWriter, name: str) -> None:
     columns = {each: pa.array([1, None, -1]) for each in ("pk_", "entity", "distance", "a.b")}
     rows = Rows.make(3, **columns)
-    fill(writer, rows)
-    assert_holds(writer, rows)
+    rows.fill(writer)
+    rows.assert_held(writer)
     reserved = Rows.make(3, **{name: pa.array(range(3))})
     with pytest.raises(ConfigError, match=r"keeps the name .* rename this column"):
         writer.begin(reserved.pushed, reserved.layout)
@@ -85,8 +77,8 @@ def test_a_column_of_a_name_that_milvus_keeps_for_itself(writer: DatabaseWriter,
 def test_long_ids(writer: DatabaseWriter) -> None:
     fits = "é" * 32_767 + "x"
     rows = Rows.make(2, ids=pa.array([fits, "a"], pa.large_string()))
-    fill(writer, rows)
-    assert_holds(writer, rows)
+    rows.fill(writer)
+    rows.assert_held(writer)
 
 
 def test_large_rows_are_sent_in_parts(
@@ -97,21 +89,20 @@ def test_large_rows_are_sent_in_parts(
     sizes = [part.nbytes for part in milvus_writer.parts(rows.batches()[0])]
     assert len(sizes) > 2
     assert sum(size > 20_000 for size in sizes) == 1
-    fill(writer, rows)
-    assert_holds(writer, rows)
+    rows.fill(writer)
+    rows.assert_held(writer)
 
 
 def test_a_collection_or_alias_that_no_push_made(file: Path, client: MilvusClient) -> None:
     rows = Rows.make()
     client.create_collection("docs", dimension=4)
     client.create_alias("docs", "other")
-    with open_writer(f"milvus://{file}", "mine") as writer:
-        fill(writer, rows)
+    rows.push_to(f"milvus://{file}", "mine")
     # The collection of another push is not to be dropped either.
     client.create_alias(client.describe_alias("mine")["collection_name"], "third")
     for name in ("docs", "other", "third"):
         with open_writer(f"milvus://{file}", name) as writer:
-            for call in (writer.published, lambda: fill(writer, rows)):
+            for call in (writer.published, lambda: rows.fill(writer)):
                 with pytest.raises(DatabaseError, match="no push made"):
                     call()
     assert len(client.list_collections()) == 2
@@ -121,15 +112,15 @@ def test_a_collection_that_another_alias_names_stays(
     writer: DatabaseWriter, file: Path, client: MilvusClient
 ) -> None:
     rows = Rows.make()
-    fill(writer, rows)
+    rows.fill(writer)
     first = client.describe_alias("docs")["collection_name"]
     client.create_alias(first, "prod")
-    fill(writer, rows)
+    rows.fill(writer)
     assert client.describe_alias("prod")["collection_name"] == first
     assert client.describe_alias("docs")["collection_name"] != first
-    assert_holds(writer, rows)
+    rows.assert_held(writer)
     client.drop_alias("prod")
-    fill(writer, rows)
+    rows.fill(writer)
     assert first not in client.list_collections()
 
 
@@ -137,11 +128,11 @@ def test_a_user_released_what_is_published(
     writer: DatabaseWriter, file: Path, client: MilvusClient
 ) -> None:
     rows = Rows.make()
-    fill(writer, rows)
+    rows.fill(writer)
     client.release_collection("docs")
     with open_writer(f"milvus://{file}", "docs") as another:
-        assert_holds(another, rows)
-        assert_finds(another, rows)
+        rows.assert_held(another)
+        rows.assert_found(another)
 
 
 @pytest.mark.parametrize("database", ["default", "mine"])
@@ -158,7 +149,7 @@ def test_what_a_killed_process_left_of_a_collection(
     client.create_database("mine")
     rows, options = Rows.make(), {"db": database}
     with open_writer(f"milvus://{file}", "docs", options=options) as writer:
-        fill(writer, rows)
+        rows.fill(writer)
         (schema,) = file.rglob("schema.json")
         collections = schema.parents[1]
         for name in ("docs__0123abcd", "docs__other"):
@@ -170,18 +161,17 @@ def test_what_a_killed_process_left_of_a_collection(
             failing.setattr(os, "stat", fail)
             with pytest.raises(StorageError):
                 writer.discard()
-        assert_holds(writer, rows)
+        rows.assert_held(writer)
 
 
 def test_what_a_killed_process_left_of_an_index(file: Path) -> None:
     rows = Rows.make()
-    with open_writer(f"milvus://{file}", "docs") as writer:
-        fill(writer, rows)
+    rows.push_to(f"milvus://{file}")
     (index,) = file.rglob("*.idx")
     index.write_bytes(index.read_bytes()[:99])
     with open_writer(f"milvus://{file}", "docs") as writer:
-        assert_holds(writer, rows)
-        assert_finds(writer, rows)
+        rows.assert_held(writer)
+        rows.assert_found(writer)
 
 
 def change(writer: DatabaseWriter, now: Rows, put: pa.RecordBatch) -> None:
@@ -199,27 +189,26 @@ def test_changes_whose_index_cannot_be_written_are_not_told_as_made(
         raise OSError(28, "No space left on device")
 
     old, now, put = some_changes()
-    with open_writer(f"milvus://{file}", "docs") as writer:
-        fill(writer, old)
+    old.push_to(f"milvus://{file}")
     with monkeypatch.context() as full, open_writer(f"milvus://{file}", "docs") as writer:
         assert writer.count() == 300
         full.setattr(FaissHnswIndex, "save", fail)
         with pytest.raises(DatabaseError, match="make room"):
             change(writer, now, put)
     with open_writer(f"milvus://{file}", "docs") as writer:
-        assert_finds(writer, now)
+        now.assert_found(writer)
 
 
 def test_the_log_of_a_process_that_was_killed_after_its_rows_were_flushed(file: Path) -> None:
     old, now, put = some_changes()
     with open_writer(f"milvus://{file}", "docs") as writer:
-        fill(writer, old)
+        old.fill(writer)
         change(writer, now, put)
         logs = {each: each.read_bytes() for each in file.rglob("wal/*")}
     for path, log in logs.items():
         path.write_bytes(log)
     with open_writer(f"milvus://{file}", "docs") as writer:
-        assert_holds(writer, now)
+        now.assert_held(writer)
 
 
 def test_a_file_in_the_place_of_the_folder(file: Path) -> None:
@@ -259,7 +248,7 @@ def test_a_server_that_falls_silent(file: Path, monkeypatch: pytest.MonkeyPatch)
             with monkeypatch.context() as never_loaded:
                 never_loaded.setattr(GrpcHandler, "get_loading_progress", lambda *_, **__: 0)
                 with pytest.raises(DatabaseError, match="the index could not be built"):
-                    fill(writer, Rows.make(5))
+                    Rows.make(5).fill(writer)
             child.send_signal(signal.SIGSTOP)
             started = time.monotonic()
             with pytest.raises(DatabaseError, match="check that the server runs and answers"):

@@ -25,16 +25,10 @@ from tests.vectordb.pushed_rows import (
     HERE,
     Rows,
     append,
-    assert_clean,
-    assert_finds,
-    assert_holds,
     assert_no_secret,
     child_at,
-    fill,
     pushed_by_child,
-    recall,
     some_changes,
-    told_of,
 )
 
 # The behaviour of every writer, here on a server. A push and changes that were cut off are below.
@@ -260,10 +254,10 @@ def test_indexes(file: str, client: MilvusClient, index: str, least: float) -> N
     """Of more rows than a server searches without one."""
     rows = Rows.make(3000, k=32)
     with open_writer(f"milvus://{file}", "docs", options={"index": index}) as writer:
-        fill(writer, rows, batch=3000)
+        rows.fill(writer, batch=3000)
         assert client.describe_index("docs", "vector")["index_type"] == index.upper()
-        assert_finds(writer, rows)
-        assert recall(writer, rows) >= least
+        rows.assert_found(writer)
+        assert rows.recall(writer) >= least
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -279,13 +273,11 @@ def test_exact_search_goes_through_pages_of_all_segments(
             for rows in (old, after)
         )
         put = after.take(range(5))
-    fill(writer, old)
-    with writer.changing(after.pushed, old.layout) as changing:
-        changing.upsert(put)
-        changing.delete([old.ids[7]])
+    old.fill(writer)
+    after.change(writer, put, gone=[old.ids[7]])
     for page in (7, 300):
         monkeypatch.setattr(milvus_writer, "_PAGE_ROWS", page)
-        assert_finds(writer, after)
+        after.assert_found(writer)
 
 
 def test_of_databases_the_default_alone(file: str, client: MilvusClient) -> None:
@@ -317,7 +309,7 @@ def test_users_that_are_not_let_in(
         with open_writer(f"milvus://{place}", "docs") as writer:
             # Its password was taken.
             with pytest.raises(DatabaseError, match=f"deny to reader.*{told}") as caught:
-                fill(writer, rows)
+                rows.fill(writer)
             assert_no_secret(caught.value, SECRET, hidden)
     finally:
         root.drop_user("reader")
@@ -333,7 +325,7 @@ def test_the_server_is_killed_in_mid_push(
     address, old, rows = f"milvus://127.0.0.1:{guarded.port}", Rows.make(), pushed_by_child()
     with open_writer(address, "docs") as writer:
         assert_no_secret(writer.target, ROOT)
-        fill(writer, old)
+        old.fill(writer)
         if within:
             _push_and_kill(guarded, address, tmp_path / "marker")
         else:
@@ -348,18 +340,18 @@ def test_the_server_is_killed_in_mid_push(
     assert_no_secret(caught.value, ROOT)
     guarded.start()
     with open_writer(address, "docs") as writer:
-        assert_holds(writer, old)
-        pending = told_of(writer.pending())
+        old.assert_held(writer)
+        pending = writer.pending()
         assert pending.done % 100 == 0
         assert 500 <= pending.done < 2000 if within else pending.done == 700
         writer.resume(rows.layout)
         append(writer, rows.batches(100)[pending.done // 100 :])
         writer.finish()
-        assert_holds(writer, rows, pending=True)
+        rows.assert_held(writer, pending=True)
         writer.swap()
-        assert_holds(writer, rows)
-        assert_clean(writer, rows)
-        assert_finds(writer, rows)
+        rows.assert_held(writer)
+        rows.assert_clean(writer)
+        rows.assert_found(writer)
 
 
 def _push_and_kill(server: Server, address: str, marker: Path) -> None:
@@ -380,7 +372,7 @@ def test_the_server_is_killed_while_rows_are_changed(
     address = f"milvus://127.0.0.1:{guarded.port}"
     old, after, put = some_changes()
     with open_writer(address, "docs") as writer:
-        fill(writer, old)
+        old.fill(writer)
         with (  # noqa: PT012 - what comes after the kill fails
             pytest.raises(DatabaseError, match="check that the server runs"),
             writer.changing(after.pushed, old.layout) as changing,
@@ -390,11 +382,9 @@ def test_the_server_is_killed_while_rows_are_changed(
             changing.delete([7])
     guarded.start()
     with open_writer(address, "docs") as writer:
-        told = told_of(writer.published())
+        told = writer.published()
         assert (told.version, told.changing) == (old.version, after.version)
-        with writer.changing(after.pushed, old.layout) as changing:
-            changing.upsert(put)
-            changing.delete([7])
-        assert_holds(writer, after)
-        assert_clean(writer, after)
-        assert_finds(writer, after)
+        after.change(writer, put, gone=[7])
+        after.assert_held(writer)
+        after.assert_clean(writer)
+        after.assert_found(writer)

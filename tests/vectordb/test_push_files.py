@@ -19,7 +19,7 @@ from pyarrow import feather
 
 from tests.helpers import builds
 from tests.helpers.bad_input import fails, succeed
-from tests.vectordb.pushed_rows import Rows, told_of
+from tests.vectordb.pushed_rows import Rows
 from whiten_index import PushConfig, QueryTransform, push_index, pushed_version
 from whiten_index.artifacts.atomic import locked
 from whiten_index.errors import ConfigError, DatabaseError, GateError, StorageError
@@ -93,7 +93,7 @@ def test_what_a_file_held_is_told_and_not_lost(
     first = push(index, tmp_path / name)
     QueryTransform.of(index).require(pushed_version(str(tmp_path / name)))
     assert status(index, tmp_path / name)["fits"]
-    told = told_of(pushed_version(str(tmp_path / name)))
+    told = pushed_version(str(tmp_path / name))
     assert (told.version, told.rows, told.k) == (first.version, ROWS, K)
     assert told.query_digest == first.query_digest
     assert push(index, tmp_path / name).notes == ()
@@ -132,7 +132,7 @@ def test_a_link_stays_one(index: Path, tmp_path: Path, name: str) -> None:
         assert (tmp_path / name).is_symlink()
         names = {each.name for each in written_files(Path(name))}
         assert {each.name for each in (tmp_path / "there").iterdir()} == names
-        assert told_of(pushed_version(str(tmp_path / name))).k == k
+        assert pushed_version(str(tmp_path / name)).k == k
 
 
 def test_documents_without_their_vectors_count_as_nothing(index: Path, tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def test_two_pushes_to_a_file(tmp_path: Path, name: str, first: bool) -> None:
 
     with pytest.raises(DatabaseError, match=f"another push to .*{name} took this one over"):
         write_rows(path, mine.layout, mine.pushed, batches(), before=before)
-    assert told_of(written_version(path)).version == "000007-other"
+    assert written_version(path).version == "000007-other"
     assert {each.name for each in tmp_path.iterdir()} == {e.name for e in written_files(path)}
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from qdrant_client import QdrantClient, models
 
-from tests.vectordb.pushed_rows import Rows, assert_clean, assert_holds, assert_no_secret, fill
+from tests.vectordb.pushed_rows import Rows, assert_no_secret
 from whiten_index.corpus.batches import PASSAGE
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.qdrant_writer import row_uuid
@@ -56,8 +56,7 @@ def test_points_as_other_clients_see_them(address: str, kind: pa.DataType) -> No
     rows = Rows.make(20, ids=ids, n=pa.array(range(20)), **{PASSAGE: numbers})
     plain = Rows.make(20, ids=pa.array([f"{at}" for at in range(20)]).cast(kind))
     for name, each in (("passages", rows), ("docs", plain)):
-        with open_writer(address, name) as writer:
-            fill(writer, each)
+        each.push_to(address, name)
     with a_client(address) as client:
         name = rows.ids[7]
         (point,) = client.retrieve("passages", [row_uuid(name, 1)], with_payload=True)
@@ -80,14 +79,14 @@ def test_what_no_push_made_stays(address: str) -> None:
     rows = Rows.make(5)
     for name, why in (("docs", "a collection that no push made"), ("shown", "alias of 'docs'")):
         with open_writer(address, name) as writer:
-            for act in (writer.published, writer.pending, lambda: fill(writer, rows)):
+            for act in (writer.published, writer.pending, lambda: rows.fill(writer)):
                 with pytest.raises(DatabaseError, match=why):
                     act()
     with open_writer(address, "other") as writer:
         # The form of a name alone makes no staged table.
         assert writer.pending() is None
-        fill(writer, rows)
-        fill(writer, rows)
+        rows.fill(writer)
+        rows.fill(writer)
     with a_client(address) as client:
         left = {each.name for each in client.get_collections().collections}
     assert {"docs", "other__0123abcd"} < left
@@ -97,8 +96,7 @@ def test_what_no_push_made_stays(address: str) -> None:
 @pytest.mark.parametrize("renamed", [False, True])
 def test_a_collection_that_another_alias_names_stays(address: str, renamed: bool) -> None:
     rows = Rows.make()
-    with open_writer(address, "docs") as writer:
-        fill(writer, rows)
+    rows.push_to(address)
     with a_client(address) as client:
         (alias,) = client.get_aliases().aliases
         first = alias.collection_name
@@ -109,14 +107,13 @@ def test_a_collection_that_another_alias_names_stays(address: str, renamed: bool
         client.update_collection_aliases(steps)
     with open_writer(address, "docs") as writer:
         assert writer.pending() is None
-        fill(writer, rows)
-        assert_holds(writer, rows)
+        rows.fill(writer)
+        rows.assert_held(writer)
     with a_client(address) as client:
         assert client.count("prod").count == len(rows.ids)
         gone = models.DeleteAlias(alias_name="prod")
         client.update_collection_aliases([models.DeleteAliasOperation(delete_alias=gone)])
-    with open_writer(address, "docs") as writer:
-        fill(writer, rows)
+    rows.push_to(address)
     with a_client(address) as client:
         assert first not in {each.name for each in client.get_collections().collections}
 
@@ -125,8 +122,8 @@ def test_a_collection_that_another_alias_names_stays(address: str, renamed: bool
 def test_names_that_are_odd(address: str, name: str) -> None:
     for _ in range(2):
         with open_writer(address, name) as writer:
-            fill(writer, Rows.make(5))
-            assert_holds(writer, Rows.make(5))
+            Rows.make(5).fill(writer)
+            Rows.make(5).assert_held(writer)
 
 
 def test_a_folder_takes_no_options_and_one_connection(address: str) -> None:
@@ -138,8 +135,8 @@ def test_a_folder_takes_no_options_and_one_connection(address: str) -> None:
     ):
         open_writer(address, "docs")
     with open_writer(address, "docs") as writer:
-        fill(writer, Rows.make(5))
-        assert_clean(writer, Rows.make(5))
+        Rows.make(5).fill(writer)
+        Rows.make(5).assert_clean(writer)
 
 
 @pytest.mark.parametrize("part", ["", '{"collections": '])
@@ -148,11 +145,11 @@ def test_a_folder_that_a_killed_process_or_a_full_disk_left(address: str, part: 
     folder.mkdir()
     (folder / "meta.json").write_text(part)
     with open_writer(address, "docs") as writer:
-        fill(writer, Rows.make(5))
+        Rows.make(5).fill(writer)
         for name in ("docs__0123abcd", "docs__other"):
             (folder / "collection" / name).mkdir()
         writer.discard()
-        assert_holds(writer, Rows.make(5))
+        Rows.make(5).assert_held(writer)
     left = sorted(each.name for each in (folder / "collection").iterdir())
     assert (len(left), left.pop()) == (2, "docs__other")
 
@@ -167,8 +164,7 @@ def test_a_file_of_others_in_the_folder_is_left_as_it_is(address: str) -> None:
 
 
 def test_a_pickle_in_a_folder_runs_no_code(address: str, tmp_path: Path) -> None:
-    with open_writer(address, "docs") as writer:
-        fill(writer, Rows.make(5))
+    Rows.make(5).push_to(address)
     (file,) = Path(address.removeprefix("qdrant://")).glob("collection/*/storage.sqlite")
     mark = tmp_path / "ran"
     model = "qdrant_client.http.models.models", "PointStruct.__class__"

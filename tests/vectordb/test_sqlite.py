@@ -12,19 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.vectordb.pushed_rows import (
-    Rows,
-    append,
-    assert_clean,
-    assert_finds,
-    assert_holds,
-    change,
-    end,
-    fill,
-    some_changes,
-    told_of,
-    zeros_among,
-)
+from tests.vectordb.pushed_rows import Rows, append, end, some_changes
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.pushed_table import PushedTable
 from whiten_index.vectordb.registry import open_writer
@@ -56,8 +44,7 @@ def kept(**more: Any) -> Rows:
 
 def test_users_query_one_view_and_filter_by_the_other(address: str, user: Any) -> None:
     rows = kept()
-    with open_writer(address, "docs") as writer:
-        fill(writer, rows)
+    rows.push_to(address)
     query = rows.vectors[4].tobytes()
     near = "SELECT id, lang, distance FROM docs WHERE vector MATCH ? AND k = 3"
     found = user.execute(near, (query,)).fetchall()
@@ -78,15 +65,14 @@ def test_users_query_one_view_and_filter_by_the_other(address: str, user: Any) -
 def test_a_code_stays_that_of_the_table(address: str, user: Any, code: str) -> None:
     """Pushes of changes need no option, and searches neither."""
     rows = kept()
-    with open_writer(address, "docs", options={"code": code}) as writer:
-        fill(writer, rows)
+    rows.push_to(address, code=code)
     later = replace(kept(seed=1), version="2")
     with open_writer(address, "docs") as writer:
-        change(writer, later, later.take(range(300)), gone=range(100))
-        assert_holds(writer, later)
-        assert_clean(writer, later)
-        assert_finds(writer, later)
-        assert_finds(writer, later, exact=False, least=0.5 if code == "bit" else 1)
+        later.change(writer, later.take(range(300)), gone=range(100))
+        later.assert_held(writer)
+        later.assert_clean(writer)
+        later.assert_found(writer)
+        later.assert_found(writer, exact=False, least=0.5 if code == "bit" else 1)
         assert bool(writer.sizes()["index"]) is (code != "float32")
     columns = [row[1] for row in user.execute("PRAGMA table_info(docs)")]
     assert columns == ["rowid", "id", "n", "lang", "vector", "distance", "k"] + ["code"] * (
@@ -98,14 +84,14 @@ def test_readers_go_on_beside_a_push(address: str, file: Path, user: Any) -> Non
     old, new = kept(), kept(seed=1)
     count, near = "SELECT count(*) FROM docs", "SELECT id FROM docs WHERE vector MATCH ? AND k = 1"
     with open_writer(address, "docs") as writer:
-        fill(writer, old)
+        old.fill(writer)
         assert user.execute(near, (old.vectors[7].tobytes(),)).get == 7
         writer.begin(new.pushed, new.layout)
         for batch in new.batches():
             writer.append(batch)
             assert user.execute(near, (old.vectors[7].tobytes(),)).get == 7
         with open_writer(address, "docs", make=False) as reader:
-            assert_holds(reader, old)
+            old.assert_held(reader)
             writer.finish()
             with user:
                 # A transaction of a reader keeps what it saw.
@@ -113,7 +99,7 @@ def test_readers_go_on_beside_a_push(address: str, file: Path, user: Any) -> Non
                 writer.swap()
                 assert user.execute(near, (old.vectors[7].tobytes(),)).get == 7
             assert user.execute(near, (new.vectors[7].tobytes(),)).get == 7
-            assert_holds(reader, new)
+            new.assert_held(reader)
         with (
             user,
             open_writer(address, "docs", make=False) as reader,
@@ -136,7 +122,7 @@ def test_a_file_of_the_user_keeps_its_mode_and_tables(address: str, file: Path) 
     mine.execute("CREATE TABLE mine AS SELECT 1 AS one")
     mine.close()
     with open_writer(address, "docs") as writer:
-        fill(writer, kept())
+        kept().fill(writer)
         writer.remove()
     mine = apsw.Connection(str(file))
     assert mine.execute("PRAGMA journal_mode").get == "wal"
@@ -155,14 +141,14 @@ def test_the_mode_comes_back_after_a_killed_push(
     rows, left = kept(), tmp_path / "left"
     with open_writer(address, "docs") as writer:
         if what != "push":
-            fill(writer, rows)
+            rows.fill(writer)
     with open_writer(address, "docs") as writer:
         if what == "push":
             writer.begin(rows.pushed, rows.layout)
             append(writer, rows.batches()[:1])
         else:
             assert writer.published()
-            change(writer, rows, gone=[5])
+            rows.change(writer, gone=[5])
         # As a killed process leaves it.
         shutil.copytree(tmp_path, left, ignore=lambda _, names: {"left"} & {*names})
     file = left / file.name
@@ -174,7 +160,7 @@ def test_the_mode_comes_back_after_a_killed_push(
             # A push of the same version has nothing to send.
             assert writer.published()
         else:
-            fill(writer, rows)
+            rows.fill(writer)
     assert [each.name for each in left.iterdir()] == [file.name]
     user = apsw.Connection(str(file))
     assert user.execute("PRAGMA journal_mode").get == "delete"
@@ -185,22 +171,18 @@ def test_the_mode_comes_back_after_a_killed_push(
 def test_a_file_that_was_vacuumed(address: str, file: Path) -> None:
     rows = kept()
     with open_writer(address, "docs") as writer:
-        fill(writer, rows)
-        with writer.changing(rows.pushed, rows.layout) as changing:
-            changing.delete(range(100))
-            changing.upsert(rows.take(range(50, 100)))
-            changing.upsert(rows.take(range(50)))
+        rows.fill(writer)
+        rows.change(writer, rows.take(range(50, 100)), rows.take(range(50)), gone=range(100))
     mine = apsw.Connection(str(file))
     mine.execute("VACUUM")
     mine.close()
     with open_writer(address, "docs") as writer:
-        assert_holds(writer, rows)
-        assert_finds(writer, rows)
+        rows.assert_held(writer)
+        rows.assert_found(writer)
 
 
 def test_vectors_of_zeros_are_in_the_view_of_rows_alone(address: str, user: Any) -> None:
-    with open_writer(address, "docs") as writer:
-        fill(writer, zeros_among(kept(), 0, 7, 299))
+    kept().with_zeros(0, 7, 299).push_to(address)
     assert user.execute("SELECT count(*) FROM docs").get == 297
     assert user.execute("SELECT count(*) FROM docs_rows").get == 300
 
@@ -215,7 +197,7 @@ def test_what_no_push_made_is_left_alone(address: str, file: Path, made: str) ->
     rows = kept()
     with open_writer(address, "docs") as writer:
         with pytest.raises(DatabaseError, match="that no push made"):
-            fill(writer, rows)
+            rows.fill(writer)
         with pytest.raises(DatabaseError, match="that no push made"):
             writer.remove()
     assert mine.execute(f"SELECT one FROM {made.split()[2]}").get == 1
@@ -227,8 +209,7 @@ def test_what_no_push_made_is_left_alone(address: str, file: Path, made: str) ->
     PushedTable("v", "t", 16, "float32", rows=10**400, name="docs__01234567").text,
 ])  # fmt: skip
 def test_descriptions_of_others(address: str, file: Path, text: str) -> None:
-    with open_writer(address, "docs") as writer:
-        fill(writer, kept())
+    kept().push_to(address)
     mine = apsw.Connection(str(file))
     mine.execute("UPDATE whiten_index_tables SET description = ?", (text,))
     mine.close()
@@ -236,7 +217,7 @@ def test_descriptions_of_others(address: str, file: Path, text: str) -> None:
         open_writer(address, "docs") as writer,
         pytest.raises(DatabaseError, match="that no push made"),
     ):
-        fill(writer, kept())
+        kept().fill(writer)
 
 
 ENDLESS = "WITH RECURSIVE x(a) AS (SELECT 1 UNION ALL SELECT a + 1 FROM x)"
@@ -255,8 +236,8 @@ ENDLESS = "WITH RECURSIVE x(a) AS (SELECT 1 UNION ALL SELECT a + 1 FROM x)"
 ])  # fmt: skip
 def test_views_and_columns_of_others_are_not_read(address: str, file: Path, order: str) -> None:
     with open_writer(address, "docs") as writer:
-        fill(writer, kept())
-        name = told_of(writer.published()).name
+        kept().fill(writer)
+        name = writer.published().name
     with closing(apsw.Connection(str(file))) as mine:
         mine.execute(order.format(ENDLESS, name))
     with (
@@ -290,28 +271,27 @@ def test_a_column_of_others_that_has_any_length_is_not_read(address: str, file: 
 )
 def test_what_users_added_is_not_lost(address: str, file: Path, order: str, added: str) -> None:
     with open_writer(address, "docs") as writer:
-        fill(writer, kept())
-        name = told_of(writer.published()).name
+        kept().fill(writer)
+        name = writer.published().name
     with closing(apsw.Connection(str(file))) as mine:
         mine.execute(order.format(name))
     told = f"what its users added, .* would lack: {added}; drop that"
     with open_writer(address, "docs") as writer:
         with pytest.raises(DatabaseError, match=told):
-            fill(writer, kept(seed=2))
-        assert told_of(writer.published()).name == name
+            kept(seed=2).fill(writer)
+        assert writer.published().name == name
         assert writer.count() == 300
 
 
 @pytest.mark.parametrize("full", [False, True])
 def test_views_that_users_dropped_are_made_again(address: str, file: Path, full: bool) -> None:
     rows = kept()
-    with open_writer(address, "docs") as writer:
-        fill(writer, rows)
+    rows.push_to(address)
     with closing(apsw.Connection(str(file))) as mine:
         mine.execute("DROP VIEW docs; DROP VIEW docs_rows")
     with open_writer(address, "docs") as writer:
         if full:
-            fill(writer, rows)
+            rows.fill(writer)
         else:
             # As a push does that has nothing to send, or changes.
             writer.discard()
@@ -326,7 +306,7 @@ def test_a_table_that_users_dropped_is_not_there(address: str, file: Path, pendi
         writer.begin(rows.pushed, rows.layout)
         if not pending:
             end(writer, rows.batches())
-        name = told_of(writer.pending() if pending else writer.published()).name
+        name = (writer.pending() if pending else writer.published()).name
     with closing(connect(file, make=True)) as mine:
         for view in ("docs", "docs_rows", name):
             mine.execute(f"DROP VIEW IF EXISTS {view}")
@@ -334,29 +314,28 @@ def test_a_table_that_users_dropped_is_not_there(address: str, file: Path, pendi
     with open_writer(address, "docs") as writer:
         assert writer.published() is writer.pending() is None
         writer.discard()
-        fill(writer, rows)
-        assert_holds(writer, rows)
+        rows.fill(writer)
+        rows.assert_held(writer)
         assert writer._run("SELECT count(*) FROM whiten_index_tables WHERE name = 'docs'").get == 1
 
 
 def test_changes_leave_a_column_of_users(address: str, file: Path) -> None:
     old, after, put = some_changes()
     with open_writer(address, "docs") as writer:
-        fill(writer, old)
-        name = told_of(writer.published()).name
+        old.fill(writer)
+        name = writer.published().name
         with closing(apsw.Connection(str(file))) as mine:
             mine.execute(f"ALTER TABLE {name}_rows ADD COLUMN mine")
             mine.execute(f"UPDATE {name}_rows SET mine = 1")
-        change(writer, after, put, gone=[7])
-        assert_holds(writer, after)
+        after.change(writer, put, gone=[7])
+        after.assert_held(writer)
     with closing(apsw.Connection(str(file))) as mine:
         kept = mine.execute(f"SELECT count(mine) FROM {name}_rows").get
     assert kept == len(after.table) - len(put)
 
 
 def test_triggers_of_others_do_not_run(address: str, file: Path) -> None:
-    with open_writer(address, "docs") as writer:
-        fill(writer, kept())
+    kept().push_to(address)
     with closing(apsw.Connection(str(file))) as mine:
         for event in ("INSERT", "DELETE"):
             mine.execute(
@@ -364,14 +343,13 @@ def test_triggers_of_others_do_not_run(address: str, file: Path) -> None:
                 f"SELECT count(*) FROM ({ENDLESS} SELECT a FROM x); END"
             )
     with open_writer(address, "docs") as writer:
-        fill(writer, kept(seed=2))
-        assert_holds(writer, kept(seed=2))
+        kept(seed=2).fill(writer)
+        kept(seed=2).assert_held(writer)
 
 
 def test_a_file_that_others_write(address: str, file: Path) -> None:
     rows = kept()
-    with open_writer(address, "docs") as writer:
-        fill(writer, rows)
+    rows.push_to(address)
     mine = apsw.Connection(str(file))
     with open_writer(address, "docs", options={"lock_timeout": "1"}) as writer:
         mine.execute("BEGIN IMMEDIATE")
@@ -379,7 +357,7 @@ def test_a_file_that_others_write(address: str, file: Path) -> None:
         with pytest.raises(DatabaseError, match=told):
             writer.begin(rows.pushed, rows.layout)
         mine.execute("ROLLBACK")
-        fill(writer, kept(seed=1))
+        kept(seed=1).fill(writer)
     mine.close()
 
 
@@ -391,7 +369,7 @@ def test_two_rows_of_one_id(address: str) -> None:
         with pytest.raises(DatabaseError, match=r"rows are refused .*UNIQUE"):
             end(writer)
         writer.discard()
-        fill(writer, rows)
+        rows.fill(writer)
 
 
 @pytest.mark.parametrize("name", ["distance", "K", "rowid", "code"])

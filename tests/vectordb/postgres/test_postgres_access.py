@@ -11,17 +11,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.vectordb.postgres.helpers import SECRET, Run, as_role, push_all
-from tests.vectordb.pushed_rows import (
-    Rows,
-    assert_finds,
-    assert_holds,
-    assert_no_secret,
-    change,
-    fill,
-    some_changes,
-    told_of,
-)
+from tests.vectordb.postgres.helpers import SECRET, Run, as_role
+from tests.vectordb.pushed_rows import Rows, assert_no_secret, end, some_changes
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.registry import open_writer, require_database
 
@@ -44,7 +35,7 @@ def test_no_password_is_shown(
         assert_no_secret(writer.target, SECRET)
         why = r"permission denied for schema public\); connect as a role that may do this"
         with pytest.raises(DatabaseError, match=why) as told:
-            fill(writer, Rows.make(3))
+            Rows.make(3).fill(writer)
         assert_no_secret(told.value, SECRET)
     monkeypatch.setenv("PGPASSWORD", SECRET)
     # Who mixes up the places may have written a password there.
@@ -157,9 +148,7 @@ def test_timeouts_of_the_server_end_no_push(address: str, run: Run) -> None:
         writer.begin(rows.pushed, rows.layout)
         writer.append(rows.batches()[0])
         time.sleep(0.5)
-        writer.append(rows.batches()[1])
-        writer.finish()
-        writer.swap()
+        end(writer, rows.batches()[1:])
         with writer.changing(rows.pushed, rows.layout) as changing:
             changing.upsert(rows.take([1]))
             time.sleep(0.5)
@@ -178,7 +167,7 @@ def test_parameters_and_variables_of_libpq(
     monkeypatch.setenv("PGSERVICEFILE", str(services))
     with open_writer("postgresql://?service=mine&application_name=tests", "docs") as writer:
         assert database in writer.target
-        fill(writer, Rows.make(3))
+        Rows.make(3).fill(writer)
 
 
 def test_an_extension_that_is_not_there(address: str, role: str, run: Run) -> None:
@@ -199,9 +188,9 @@ def test_an_extension_in_another_schema(address: str, run: Run) -> None:
     for dtype in ("float32", "float16"):
         rows = Rows.make(dtype=dtype)
         with open_writer(address, dtype) as writer:
-            fill(writer, rows)
-            assert_holds(writer, rows)
-            assert_finds(writer, rows, exact=False, least=0.9)
+            rows.fill(writer)
+            rows.assert_held(writer)
+            rows.assert_found(writer, exact=False, least=0.9)
 
 
 def test_a_schema(address: str, run: Run) -> None:
@@ -209,11 +198,11 @@ def test_a_schema(address: str, run: Run) -> None:
     with pytest.raises(DatabaseError, match=r"no schema 'O\"dd'; create it"):
         open_writer(address, "docs", options={"schema": 'O"dd'})
     run('CREATE SCHEMA "O""dd"')
-    push_all(address, rows)
-    push_all(address, other, schema='O"dd')
+    rows.push_to(address)
+    other.push_to(address, schema='O"dd')
     assert run('SELECT count(*) FROM "O""dd".docs') == [(10,)]
     with open_writer(address, "docs") as writer:
-        assert_holds(writer, rows)
+        rows.assert_held(writer)
 
 
 def test_rights_that_are_lacking_are_told_before_a_row_is_sent(
@@ -221,12 +210,12 @@ def test_rights_that_are_lacking_are_told_before_a_row_is_sent(
 ) -> None:
     rows, after = Rows.make(20), Rows.make(20, seed=1)
     run('CREATE SCHEMA "S; 1"')
-    push_all(address, rows, schema="S; 1")
+    rows.push_to(address, schema="S; 1")
     theirs = as_role(address, role)
 
     def fails(why: str) -> None:
         with pytest.raises(DatabaseError, match=f"{why}.*; connect as a role that may do this"):
-            push_all(theirs, after, schema="S; 1")
+            after.push_to(theirs, schema="S; 1")
         assert run("SELECT relname FROM pg_class WHERE relname ~ '^docs__'") == []
 
     fails("permission denied for schema")
@@ -234,14 +223,13 @@ def test_rights_that_are_lacking_are_told_before_a_row_is_sent(
     with (
         open_writer(theirs, "docs", options={"schema": "S; 1"}) as writer,
         pytest.raises(DatabaseError, match="must be owner"),
-        writer.changing(rows.pushed, rows.layout),
     ):
-        pass
+        rows.change(writer)
     fails("must be owner")
     run(f'ALTER TABLE "S; 1".docs OWNER TO {role}')
-    push_all(theirs, after, schema="S; 1")
+    after.push_to(theirs, schema="S; 1")
     with open_writer(address, "docs", options={"schema": "S; 1"}) as writer:
-        assert_holds(writer, after)
+        after.assert_held(writer)
 
 
 def test_asking_makes_nothing_and_needs_no_rights(address: str, role: str, run: Run) -> None:
@@ -261,11 +249,11 @@ def test_asking_makes_nothing_and_needs_no_rights(address: str, role: str, run: 
                 writer._connection.execute("DROP TABLE others")  # type: ignore[attr-defined]
     assert (run(there), run(extension)) == (before, [])
     rows = Rows.make(20)
-    push_all(address, rows)
+    rows.push_to(address)
     run("REVOKE ALL ON SCHEMA public FROM public")
     before = run(there)
     with open_writer(theirs, "docs", options={"schema": "public"}, make=False) as writer:
-        published = told_of(writer.published())
+        published = writer.published()
         assert published.version == rows.pushed.version
         with pytest.raises(DatabaseError, match=r"denied for schema public\); connect as"):
             writer.count()
@@ -282,8 +270,8 @@ def test_a_table_of_another_role_is_no_interrupted_push(address: str, role: str,
         assert writer.pending() is not None
     with open_writer(address, "docs") as writer:
         assert writer.pending() is None
-        fill(writer, rows)
-        assert_holds(writer, rows)
+        rows.fill(writer)
+        rows.assert_held(writer)
     with open_writer(as_role(address, role), "docs") as writer:
         assert writer.pending() is not None
 
@@ -314,7 +302,7 @@ def test_functions_of_users_are_not_called(address: str, run: Run, path: str) ->
     run(f"ALTER DATABASE {database} SET search_path = {path}")
     old, rows, put = some_changes()
     for _ in range(2):
-        push_all(address, old)
+        old.push_to(address)
     run("CREATE TABLE log (n bigint)")
     run(
         "CREATE FUNCTION logs() RETURNS trigger LANGUAGE plpgsql AS "
@@ -322,8 +310,8 @@ def test_functions_of_users_are_not_called(address: str, run: Run, path: str) ->
     )
     run("CREATE TRIGGER logs BEFORE DELETE ON docs FOR EACH ROW EXECUTE FUNCTION logs()")
     with open_writer(address, "docs") as writer:
-        change(writer, rows, put, gone=[7])
-        assert_holds(writer, rows)
+        rows.change(writer, put, gone=[7])
+        rows.assert_held(writer)
     with open_writer(address, "docs", make=False) as writer:
         assert writer.published() is not None
     assert run("SELECT DISTINCT what FROM called") == []

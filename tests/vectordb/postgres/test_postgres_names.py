@@ -3,8 +3,8 @@
 import pyarrow as pa
 import pytest
 
-from tests.vectordb.postgres.helpers import Run, push_all
-from tests.vectordb.pushed_rows import Rows, assert_finds, assert_holds, change, fill
+from tests.vectordb.postgres.helpers import Run
+from tests.vectordb.pushed_rows import Rows
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.registry import open_writer
 
@@ -26,17 +26,17 @@ def test_percent_signs(address: str, run: Run) -> None:
     rows = Rows.make(**{"50%": pa.array(range(300)), "%s%%": pa.array(range(300))})
     with open_writer(address, "a%b", options={"schema": "s%s"}) as writer:
         for _ in range(2):
-            fill(writer, rows)
-        assert_holds(writer, rows)
-        assert_finds(writer, rows)
-        assert_finds(writer, rows, exact=False, least=0.9)
-        change(writer, rows, rows.take([1, 2]), gone=[1, 2])
-        assert_holds(writer, rows)
+            rows.fill(writer)
+        rows.assert_held(writer)
+        rows.assert_found(writer)
+        rows.assert_found(writer, exact=False, least=0.9)
+        rows.change(writer, rows.take([1, 2]), gone=[1, 2])
+        rows.assert_held(writer)
 
 
 def test_a_table_of_the_same_kind_that_users_made(address: str, run: Run) -> None:
     rows = Rows.make(30, n=pa.array(range(30)))
-    push_all(address, rows, "mine")
+    rows.push_to(address, "mine")
     # With all that the server copies, comments too.
     run("CREATE TABLE other (LIKE mine INCLUDING ALL)")
     for order in (
@@ -50,14 +50,14 @@ def test_a_table_of_the_same_kind_that_users_made(address: str, run: Run) -> Non
             with pytest.raises(DatabaseError, match="no push made it"):
                 writer.published()
             with pytest.raises(DatabaseError, match="no push made it"):
-                fill(writer, rows)
+                rows.fill(writer)
         assert run("SELECT DISTINCT id FROM mine") == [(1,)]
 
 
 def test_the_longest_name(address: str, run: Run) -> None:
     name = "é" * 26
     for seed in (0, 1):
-        push_all(address, Rows.make(20, seed=seed), name)
+        Rows.make(20, seed=seed).push_to(address, name)
     found = run("SELECT indexname FROM pg_indexes WHERE tablename = %s ORDER BY 1", name)
     assert found == [(f"{name}_pkey",), (f"{name}_vector_idx",)]
     with pytest.raises(ConfigError, match="1 to 52 bytes"):
@@ -78,19 +78,19 @@ def test_vectors_that_are_too_wide(address: str, dtype: str, k: int, why: str) -
             writer.begin(rows.pushed, rows.layout)
         assert writer.pending() is None
     with open_writer(address, "docs", options={"index": "none"}) as writer:
-        fill(writer, rows)
-        assert_holds(writer, rows)
+        rows.fill(writer)
+        rows.assert_held(writer)
 
 
 def test_the_comment_on_the_primary_key_tells_a_table_of_a_push(address: str, run: Run) -> None:
     """Comments on the table and its columns are the users' own."""
     rows, new = Rows.make(30), Rows.make(20, seed=1)
-    push_all(address, rows)
+    rows.push_to(address)
     run("COMMENT ON TABLE docs IS 'ours'")
     run("COMMENT ON COLUMN docs.vector IS 'of the corpus'")
     with open_writer(address, "docs") as writer:
-        fill(writer, new)
-        assert_holds(writer, new)
+        new.fill(writer)
+        new.assert_held(writer)
     told = run("SELECT obj_description('docs'::regclass), col_description('docs'::regclass, 2)")
     assert told == [("ours", "of the corpus")]
     query = "SELECT obj_description(oid, 'pg_constraint')::jsonb->>'version' FROM pg_constraint "
@@ -101,7 +101,7 @@ def test_the_comment_on_the_primary_key_tells_a_table_of_a_push(address: str, ru
             with pytest.raises(DatabaseError, match="no push made it as it is"):
                 writer.published()
             with pytest.raises(DatabaseError, match="no push made it as it is"):
-                fill(writer, rows)
+                rows.fill(writer)
     assert run("SELECT count(*) FROM docs") == [(20,)]
 
 
@@ -110,21 +110,21 @@ def test_what_has_the_name_of_a_pending_table_stays(address: str, run: Run) -> N
     run("CREATE TABLE docs__0123456x (id int)")
     with open_writer(address, "docs") as writer:
         assert writer.pending() is None
-        fill(writer, Rows.make(20))
+        Rows.make(20).fill(writer)
         writer.discard()
     assert run("SELECT count(*) FROM docs__01234567, docs__0123456x") == [(0,)]
 
 
 def test_a_published_table_may_have_the_name_of_a_pending_one(address: str) -> None:
     rows = Rows.make(20)
-    push_all(address, rows, "docs__20261125")
+    rows.push_to(address, "docs__20261125")
     for seed in (0, 1):
         with open_writer(address, "docs") as writer:
             assert writer.pending() is None
-            fill(writer, Rows.make(20, seed=seed))
+            Rows.make(20, seed=seed).fill(writer)
             writer.discard()
     with open_writer(address, "docs__20261125") as writer:
-        assert_holds(writer, rows)
+        rows.assert_held(writer)
 
 
 def test_a_name_of_an_index_that_is_taken(address: str, run: Run) -> None:
@@ -132,7 +132,7 @@ def test_a_name_of_an_index_that_is_taken(address: str, run: Run) -> None:
     run("CREATE TABLE docs_pkey (id int)")
     with open_writer(address, "docs") as writer:
         with pytest.raises(DatabaseError, match=r"docs_pkey.*; choose another --table, or rename"):
-            fill(writer, rows)
+            rows.fill(writer)
         run("ALTER TABLE docs_pkey RENAME TO theirs")
         writer.swap()
-        assert_holds(writer, rows)
+        rows.assert_held(writer)

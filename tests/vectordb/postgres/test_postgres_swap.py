@@ -8,8 +8,8 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from tests.vectordb.postgres.helpers import Run, push_all
-from tests.vectordb.pushed_rows import Rows, append, assert_holds, fill
+from tests.vectordb.postgres.helpers import Run
+from tests.vectordb.pushed_rows import Rows, append, end
 from whiten_index.errors import DatabaseError
 from whiten_index.vectordb.registry import open_writer
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.service
 
 def test_owner_rights_and_comments_go_over(address: str, run: Run, role: str) -> None:
     old, new = (Rows.make(50, seed=s, k=4 + s, n=pa.array(range(50))) for s in (0, 1))
-    push_all(address, old)
+    old.push_to(address)
     run(f"GRANT SELECT ON docs TO {role} WITH GRANT OPTION")
     run(f'GRANT UPDATE (n, "vector") ON docs TO {role}')
     run("GRANT SELECT ON docs TO PUBLIC")
@@ -35,11 +35,11 @@ def test_owner_rights_and_comments_go_over(address: str, run: Run, role: str) ->
     # A right that a new table has by default, and the old one has not.
     run(f"ALTER DEFAULT PRIVILEGES GRANT DELETE ON TABLES TO {role}")
     for _ in range(2):
-        push_all(address, new)
+        new.push_to(address)
         assert run(told) == before
     run(f"ALTER TABLE docs OWNER TO {role}")
     run(f"GRANT CREATE ON SCHEMA public TO {role}")
-    push_all(address, old)
+    old.push_to(address)
     owner = run("SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = 'docs'::regclass")
     assert owner == [(role,)]
 
@@ -76,7 +76,7 @@ def test_what_users_added_or_made_to_depend_on_the_table_is_not_lost(
 ) -> None:
     """It is named before a row is sent, and again if it came in the meantime."""
     old, new = Rows.make(50), Rows.make(40, seed=1)
-    push_all(address, old)
+    old.push_to(address)
     run(order)
     told = f"users added, or what depends on it.*{re.escape(named)}.*; drop that, push"
     with open_writer(address, "docs") as writer:
@@ -93,16 +93,15 @@ def test_what_users_added_or_made_to_depend_on_the_table_is_not_lost(
         for attempt in (lambda: writer.resume(new.layout), writer.swap):
             with pytest.raises(DatabaseError, match=told):
                 attempt()
-        assert_holds(writer, old)
+        old.assert_held(writer)
         run(back)
-        writer.finish()
-        writer.swap()
-        assert_holds(writer, new)
+        end(writer)
+        new.assert_held(writer)
 
 
 def test_readers_finish_and_a_swap_waits_for_them(address: str) -> None:
     old, new = Rows.make(), Rows.make(200, seed=1)
-    push_all(address, old)
+    old.push_to(address)
     with (
         psycopg.connect(address) as reader,
         open_writer(address, "docs", options={"lock_timeout": "1"}) as writer,
@@ -111,8 +110,8 @@ def test_readers_finish_and_a_swap_waits_for_them(address: str) -> None:
         with pytest.raises(
             DatabaseError, match=r"others hold a lock.*--option lock_timeout=SECONDS"
         ):
-            fill(writer, new)
-        assert_holds(writer, old)
+            new.fill(writer)
+        old.assert_held(writer)
         assert reader.execute("SELECT count(*) FROM docs").fetchone() == (300,)
         reader.commit()
         writer.swap()
@@ -121,7 +120,7 @@ def test_readers_finish_and_a_swap_waits_for_them(address: str) -> None:
 
 def test_new_readers_do_not_wait_behind_a_swap_that_waits(address: str) -> None:
     old, new = Rows.make(), Rows.make(200, seed=1)
-    push_all(address, old)
+    old.push_to(address)
     waits: list[float] = []
     ended: list[float] = []
     with psycopg.connect(address) as holder, open_writer(address, "docs") as writer:
@@ -149,4 +148,4 @@ def test_new_readers_do_not_wait_behind_a_swap_that_waits(address: str) -> None:
         # It tried, and did not keep them long.
         assert 0.05 < max(waits) < 1
         assert ended
-        assert_holds(writer, new)
+        new.assert_held(writer)

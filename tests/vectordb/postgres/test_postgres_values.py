@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.vectordb.postgres.helpers import Run, push_all
-from tests.vectordb.pushed_rows import Rows, append, assert_holds, change, fill
+from tests.vectordb.postgres.helpers import Run
+from tests.vectordb.pushed_rows import Rows, append, end
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.registry import open_writer
 
@@ -66,13 +66,13 @@ def columns_of(nulls: bool) -> dict[str, pa.Array]:
 def test_every_kind_of_column(address: str, run: Run, nulls: bool) -> None:
     rows = Rows.make(3, **columns_of(nulls))
     with open_writer(address, "docs") as writer:
-        fill(writer, rows)
-        assert_holds(writer, rows)
+        rows.fill(writer)
+        rows.assert_held(writer)
         there = writer.fetch(rows.ids, rows.layout).sort_by("id")
         for name in KINDS:
             assert there[name].combine_chunks().equals(rows.table[name].combine_chunks()), name
-        change(writer, rows, rows.take([1, 2]))
-        assert_holds(writer, rows)
+        rows.change(writer, rows.take([1, 2]))
+        rows.assert_held(writer)
     found = run(
         "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute "
         "WHERE attrelid = 'docs'::regclass AND attnum > 2"
@@ -100,8 +100,8 @@ def test_many_lists_and_nulls_over_several_blocks(address: str) -> None:
         d=pa.array([some(float(i)) for i in range(size)]),
     )  # fmt: skip
     with open_writer(address, "docs") as writer:
-        fill(writer, rows, batch=2500)
-        assert_holds(writer, rows)
+        rows.fill(writer, batch=2500)
+        rows.assert_held(writer)
 
 
 @pytest.mark.parametrize(
@@ -127,14 +127,10 @@ def test_values_that_cannot_be_kept(address: str, column: pa.Array, why: str) ->
         with pytest.raises(DatabaseError, match=why):
             writer.append(bad.batches()[0])
         assert writer.count(pending=True) == 3
-        writer.finish()
-        writer.swap()
-        with (
-            pytest.raises(DatabaseError, match=why),
-            writer.changing(bad.pushed, bad.layout) as changing,
-        ):
-            changing.upsert(bad.batches()[0])
-        assert_holds(writer, good)
+        end(writer)
+        with pytest.raises(DatabaseError, match=why):
+            bad.change(writer, bad.batches()[0])
+        good.assert_held(writer)
 
 
 def test_types_that_postgres_has_nothing_for(address: str) -> None:
@@ -156,17 +152,17 @@ def test_an_id_that_no_index_takes(address: str) -> None:
         open_writer(address, "docs") as writer,
         pytest.raises(DatabaseError, match="shorten the ids"),
     ):
-        fill(writer, rows)
+        rows.fill(writer)
 
 
 def test_many_ids_are_fetched_in_several_statements(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = Rows.make(100)
-    push_all(address, rows)
+    rows.push_to(address)
     monkeypatch.setattr("whiten_index.vectordb.postgres_writer.PostgresWriter.ids_at_once", 7)
     with open_writer(address, "docs") as writer:
-        assert_holds(writer, rows)
+        rows.assert_held(writer)
 
 
 def test_an_id_that_comes_twice_is_named(address: str) -> None:

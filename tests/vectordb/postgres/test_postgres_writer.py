@@ -11,8 +11,8 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from tests.vectordb.postgres.helpers import Run, connected, push_all
-from tests.vectordb.pushed_rows import Rows, append, assert_finds, assert_holds, end, fill, told_of
+from tests.vectordb.postgres.helpers import Run, connected
+from tests.vectordb.pushed_rows import Rows, append, end
 from whiten_index.errors import DatabaseError
 from whiten_index.vectordb.registry import open_writer
 
@@ -38,7 +38,7 @@ def test_two_first_pushes_at_once(address: str) -> None:
 
     def push(name: str) -> None:
         try:
-            push_all(address, Rows.make(20), name)
+            Rows.make(20).push_to(address, name)
         except BaseException as error:
             failed.append(error)
 
@@ -54,7 +54,7 @@ def test_the_server_is_stopped_in_mid_push(postgres: Any, address: str) -> None:
     rows = Rows.make(2000, ids=pa.array([f"d{i}" for i in range(2000)], pa.large_string()))
     batches = rows.batches(100)
     old = Rows.make(50, seed=5, ids=pa.array([f"o{i}" for i in range(50)], pa.large_string()))
-    push_all(address, old)
+    old.push_to(address)
     writer = open_writer(address, "docs")
     with writer:
         writer.begin(rows.pushed, rows.layout)
@@ -68,18 +68,18 @@ def test_the_server_is_stopped_in_mid_push(postgres: Any, address: str) -> None:
         open_writer(address, "docs")
     postgres.ensure_postgres_running()
     with open_writer(address, "docs") as writer:
-        assert_holds(writer, old)
-        pending = told_of(writer.pending())
+        old.assert_held(writer)
+        pending = writer.pending()
         assert pending.done % 100 == 0
         assert pending.done <= 700
         assert writer.count(pending=True) == pending.done
         writer.resume(rows.layout)
         append(writer, batches[pending.done // 100 :])
         writer.finish()
-        assert_holds(writer, rows, pending=True)
+        rows.assert_held(writer, pending=True)
         writer.swap()
-        assert_holds(writer, rows)
-        assert_finds(writer, rows)
+        rows.assert_held(writer)
+        rows.assert_found(writer)
 
 
 def stop(server: Any) -> None:
@@ -111,13 +111,11 @@ def test_half_a_batch_leaves_nothing(address: str, monkeypatch: pytest.MonkeyPat
             with pytest.raises(DatabaseError):
                 writer.append(rows.batches(5000)[1])
     with open_writer(address, "docs") as writer:
-        pending = told_of(writer.pending())
+        pending = writer.pending()
         assert (pending.done, writer.count(pending=True)) == (5000, 5000)
         writer.resume(rows.layout)
-        writer.append(rows.batches(5000)[1])
-        writer.finish()
-        writer.swap()
-        assert_holds(writer, rows)
+        end(writer, rows.batches(5000)[1:])
+        rows.assert_held(writer)
 
 
 def test_a_table_that_is_not_there(address: str) -> None:
@@ -139,8 +137,8 @@ def test_a_pending_table_that_was_dropped(address: str, run: Run) -> None:
     run(f"DROP TABLE {name}")
     with open_writer(address, "docs") as writer:
         assert writer.pending() is None
-        fill(writer, rows)
-        assert_holds(writer, rows)
+        rows.fill(writer)
+        rows.assert_held(writer)
 
 
 def test_exact_search_uses_no_index(address: str) -> None:
@@ -150,7 +148,7 @@ def test_exact_search_uses_no_index(address: str) -> None:
     for exact in (True, False):
         with open_writer(address, "docs") as writer:
             if exact:
-                fill(writer, rows)
+                rows.fill(writer)
             writer.search(rows.vectors[:1], 10, exact=exact)
         # A session tells what it counted when it ends.
         with connected(address) as connection:

@@ -12,15 +12,9 @@ from tests.vectordb.pushed_rows import (
     DELETING,
     GONE,
     Rows,
-    assert_clean,
-    assert_finds,
-    assert_holds,
-    change,
     changed_by_child,
-    fill,
     kill_after,
     some_changes,
-    told_of,
 )
 from tests.vectordb.writers.engines import FILES, Backend
 from whiten_index.errors import DatabaseError
@@ -29,7 +23,7 @@ from whiten_index.vectordb.database_writer import DatabaseWriter
 
 def test_changed_rows(writer: DatabaseWriter) -> None:
     old = Rows.make(n=pa.array(range(300)))
-    fill(writer, old)
+    old.fill(writer)
     other = Rows.make(seed=1, n=pa.array(range(1000, 1300)))
     names = [*range(10), *range(500, 510)]
     changed = Rows.of(
@@ -44,9 +38,9 @@ def test_changed_rows(writer: DatabaseWriter) -> None:
             changing.upsert(changed.take(range(20)))
             # Seen within.
             assert writer.count() == 295
-        assert_holds(writer, after)
-    assert_finds(writer, after)
-    assert_clean(writer, after)
+        after.assert_held(writer)
+    after.assert_found(writer)
+    after.assert_clean(writer)
     assert writer.pending() is None
 
 
@@ -54,7 +48,7 @@ def test_changed_rows(writer: DatabaseWriter) -> None:
 def test_changes_that_fail(writer: DatabaseWriter, backend: Backend, rolled_back: bool) -> None:
     """Metadata say which versions rows may be of, until changes end; these end the same."""
     old, after, put = some_changes()
-    fill(writer, old)
+    old.fill(writer)
 
     def fail(to: Rows, rows: pa.RecordBatch) -> list[str]:
         def change() -> None:
@@ -64,30 +58,31 @@ def test_changes_that_fail(writer: DatabaseWriter, backend: Backend, rolled_back
 
         with pytest.raises(RuntimeError, match="on purpose"):
             change()
-        found = told_of(writer.published())
+        found = writer.published()
         assert found.version == old.version
         return found.changing.split()
 
     expected = [] if backend.transactions else [after.version]
     assert fail(after, put) == expected
     if backend.transactions:
-        assert_holds(writer, old)
-        assert_finds(writer, old, exact=False, least=0.9)
+        old.assert_held(writer)
+        old.assert_found(writer, exact=False, least=0.9)
     if rolled_back:
         assert set(fail(old, old.take([0]))) >= set(expected)
     end = old if rolled_back else after
-    with writer.changing(end.pushed, old.layout) as changing:
-        changing.upsert(old.take([*range(5), 7]) if rolled_back else put)
-        changing.delete([] if rolled_back else [7])
-    assert_holds(writer, end)
-    assert_clean(writer, end)
+    if rolled_back:
+        end.change(writer, old.take([*range(5), 7]))
+    else:
+        end.change(writer, put, gone=[7])
+    end.assert_held(writer)
+    end.assert_clean(writer)
 
 
 def test_of_two_changes_one_alone_ends(shared: Backend) -> None:
     old, after, put = some_changes()
     other = replace(after, version="000003-fed")
     with shared.open() as one, shared.open(**shared.impatient) as two:
-        fill(one, old)
+        old.fill(one)
         assert one.published() == two.published()
         with (  # noqa: PT012 - which of them is refused, and when, depends on the engine
             pytest.raises(DatabaseError),
@@ -95,30 +90,25 @@ def test_of_two_changes_one_alone_ends(shared: Backend) -> None:
         ):
             mine.upsert(put)
             two.published()
-            with two.changing(other.pushed, old.layout) as theirs:
-                theirs.upsert(put)
-                theirs.delete([7])
+            other.change(two, put, gone=[7])
             mine.upsert(Rows.make(seed=5).take([100]))
-        found = told_of(two.published())
+        found = two.published()
         ended = {each.version: each for each in (old, other)}[found.version]
-        assert_holds(two, ended)
-        assert_clean(two, ended)
+        ended.assert_held(two)
+        ended.assert_clean(two)
 
 
 def test_what_another_push_replaced_is_not_changed(shared: Backend) -> None:
     old, after, put = some_changes()
     other = replace(Rows.make(200, seed=3), version="000003-fed")
     with shared.open() as one, shared.open() as two:
-        fill(one, old)
+        old.fill(one)
         assert one.published() is not None
-        fill(two, other)
-        with (
-            pytest.raises(DatabaseError, match="another push"),
-            one.changing(after.pushed, old.layout) as changing,
-        ):
-            changing.upsert(put)
-        assert_holds(two, other)
-        assert_clean(two, other)
+        other.fill(two)
+        with pytest.raises(DatabaseError, match="another push"):
+            after.change(one, put)
+        other.assert_held(two)
+        other.assert_clean(two)
 
 
 @pytest.mark.parametrize(("wanted", "back"), [(9, 0), (DELETING, 1), (CHANGED, 0)])
@@ -127,23 +117,19 @@ def test_the_changing_process_is_killed(
 ) -> None:
     """Wherever it dies, the rows are of the version that metadata say, or of either."""
     old, rows = Rows.make(2000, seed=8), changed_by_child()
-    with engine.open() as writer:
-        fill(writer, old)
+    old.push_to(engine.address)
     kill_after(wanted, "change", engine.address, tmp_path / "marker")
     with engine.open() as writer:
-        found = told_of(writer.published())
+        found = writer.published()
         if found.changing:
             assert wanted < CHANGED
             assert (found.version, found.changing) == (old.version, rows.version)
         else:
-            assert_holds(writer, {each.version: each for each in (old, rows)}[found.version])
+            {each.version: each for each in (old, rows)}[found.version].assert_held(writer)
         rows = old if back else rows
-        with writer.changing(rows.pushed, rows.layout) as changing:
-            for batch in rows.batches(1000):
-                changing.upsert(batch)
-            changing.delete(range(2000, 2100) if back else GONE)
-        assert_holds(writer, rows)
-        assert_clean(writer, rows)
+        rows.change(writer, *rows.batches(1000), gone=range(2000, 2100) if back else GONE)
+        rows.assert_held(writer)
+        rows.assert_clean(writer)
 
 
 @pytest.mark.parametrize(
@@ -164,13 +150,13 @@ def test_nightly_changes_do_not_grow_it_for_ever(
     for night in range(1 + nights):
         with embedded.open(**options) as writer:
             if night == 0:
-                fill(writer, rows, batch=2000)
+                rows.fill(writer, batch=2000)
             else:
                 picked = np.random.default_rng(night).choice(2000, 1000, replace=False)
                 vectors = rows.vectors.copy()
                 vectors[picked] = Rows.make(1000, k=32, seed=night).vectors
                 rows = replace(Rows.of(vectors), version=str(night))
-                change(writer, rows, rows.take(picked))
+                rows.change(writer, rows.take(picked))
             indexes.append(writer.sizes()["index"])
         files = [path for path in embedded.folder.rglob("*") if path.is_file()]
         sizes.append(sum(path.stat().st_size for path in files))
@@ -179,5 +165,5 @@ def test_nightly_changes_do_not_grow_it_for_ever(
     assert sizes[-1] < 1.1 * max(sizes[:4])
     assert indexes[-1] <= 1.1 * indexes[0]
     with embedded.open() as writer:
-        assert_holds(writer, rows)
-        assert_finds(writer, rows)
+        rows.assert_held(writer)
+        rows.assert_found(writer)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.bad_input import process
-from tests.vectordb.pushed_rows import Rows, assert_clean, assert_holds, contents, fill
+from tests.vectordb.pushed_rows import Rows, contents
 from tests.vectordb.writers.engines import FILES, Backend
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.registry import open_writer
@@ -38,8 +38,7 @@ def test_nothing_is_written_where_a_link_leads(
     file, log = (tmp_path / "docs.db" if linked else real), real.with_name(real.name + end)
     mine.write_text("mine")
     real.parent.mkdir()
-    with open_writer(f"{name}://{real}", "docs") as writer:
-        fill(writer, Rows.make(20))
+    Rows.make(20).push_to(f"{name}://{real}")
     if linked:
         file.symlink_to(real)
     for make, put in product((True, False), (log.symlink_to, log.hardlink_to)):
@@ -49,7 +48,7 @@ def test_nothing_is_written_where_a_link_leads(
         log.unlink()
     assert mine.read_text() == "mine"
     with open_writer(f"{name}://{file}", "docs") as writer:
-        assert_holds(writer, Rows.make(20))
+        Rows.make(20).assert_held(writer)
 
 
 @pytest.fixture
@@ -66,12 +65,11 @@ def test_reading_makes_nothing(embedded: Backend, tmp_path: Path) -> None:
         open_writer(embedded.address, "docs", make=False)
     assert [each.name for each in tmp_path.rglob("*")] == ["embedded"]
     rows = Rows.make(50)
-    with embedded.open() as writer:
-        fill(writer, rows)
+    rows.push_to(embedded.address)
     before = contents(embedded.folder)
     assert before
     with open_writer(embedded.address, "docs", make=False) as writer:
-        assert_clean(writer, rows)
+        rows.assert_clean(writer)
     with open_writer(embedded.address, "others", make=False) as writer:
         assert writer.published() is None
     assert contents(embedded.folder) == before
@@ -95,8 +93,7 @@ def test_a_folder_with_a_link_is_refused(
     mine.mkdir()
     (mine / "photo").write_text("mine")
     rows = Rows.make(20)
-    with embedded.open() as writer:
-        fill(writer, rows)
+    rows.push_to(embedded.address)
     there = next(filter(Path.is_dir, own_folder.iterdir()))
     for link, target in (
         (own_folder / "docs__pending.lance", mine), (there / "data2", mine),
@@ -109,7 +106,7 @@ def test_a_folder_with_a_link_is_refused(
         link.unlink()
     assert [each.name for each in mine.iterdir()] == ["photo"]
     with embedded.open() as writer:
-        assert_holds(writer, rows)
+        rows.assert_held(writer)
 
 
 def test_hidden_files_and_ones_of_the_system_do_not_matter(
@@ -128,8 +125,8 @@ def test_hidden_files_and_ones_of_the_system_do_not_matter(
     monkeypatch.setattr(os, "scandir", scandir)
     rows = Rows.make(20)
     with embedded.open() as writer:
-        fill(writer, rows)
-        assert_holds(writer, rows)
+        rows.fill(writer)
+        rows.assert_held(writer)
 
 
 def test_a_second_process_is_refused_or_sees_the_same(embedded: Backend) -> None:
@@ -139,7 +136,7 @@ def test_a_second_process_is_refused_or_sees_the_same(embedded: Backend) -> None
         f"with open_writer({embedded.address!r}, 'docs') as writer: print(writer.count())\n"
     )
     with embedded.open() as writer:
-        fill(writer, Rows.make(50))
+        Rows.make(50).fill(writer)
         with process(code=code) as child:
             out, err = child.communicate(timeout=60)
     if child.returncode:

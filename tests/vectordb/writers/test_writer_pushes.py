@@ -16,15 +16,9 @@ from tests.vectordb.pushed_rows import (
     SWAPPING,
     Rows,
     append,
-    assert_clean,
-    assert_finds,
-    assert_holds,
-    change,
     end,
-    fill,
     kill_after,
     pushed_by_child,
-    told_of,
 )
 from tests.vectordb.writers.engines import Backend
 from whiten_index import (
@@ -46,45 +40,43 @@ ODD_NAME = 'a "quoted" 5% %s na\'me; DROP TABLE docs --'
 def test_users_see_the_old_rows_and_metadata_until_the_swap(writer: DatabaseWriter) -> None:
     old = Rows.make()
     new = replace(Rows.make(200, seed=1, k=5), transform="t2", query_digest="q2")
-    fill(writer, old)
+    old.fill(writer)
     writer.begin(new.pushed, new.layout)
     for batch in new.batches():
         writer.append(batch)
-        assert_holds(writer, old)
+        old.assert_held(writer)
     writer.resume(new.layout)
     writer.finish()
-    assert_holds(writer, old)
-    assert_clean(writer, old)
-    assert_holds(writer, new, pending=True)
-    pending = told_of(writer.pending())
+    old.assert_held(writer)
+    old.assert_clean(writer)
+    new.assert_held(writer, pending=True)
+    pending = writer.pending()
     assert replace(pending, name="", lease="") == replace(new.pushed, done=200)
     for exact in (True, False):
         found = writer.search(new.vectors[:2], 3, exact=exact, pending=True)
         assert np.abs(found[:, 0] - 1).max() < 1e-5
     writer.swap()
-    assert_holds(writer, new)
-    assert_finds(writer, new)
-    assert_clean(writer, new)
+    new.assert_held(writer)
+    new.assert_found(writer)
+    new.assert_clean(writer)
     after = replace(Rows(new.table[:199], new.layout), version="000002-def", query_digest="q3")
-    with writer.changing(after.pushed, new.layout) as changing:
-        changing.upsert(new.take([3]))
-        changing.delete([199])
-    assert_clean(writer, after)
+    after.change(writer, new.take([3]), gone=[199])
+    after.assert_clean(writer)
 
 
 def test_what_is_discarded_leaves_what_users_see(writer: DatabaseWriter) -> None:
     old, new = Rows.make(), Rows.make(200, seed=1)
-    fill(writer, old)
+    old.fill(writer)
     writer.begin(new.pushed, new.layout)
     writer.append(new.batches()[0])
     writer.discard()
     assert writer.pending() is None
-    assert_holds(writer, old)
+    old.assert_held(writer)
     # What was begun is replaced by what is begun next.
     writer.begin(new.pushed, new.layout)
     writer.append(new.batches()[0])
-    fill(writer, new)
-    assert_holds(writer, new)
+    new.fill(writer)
+    new.assert_held(writer)
 
 
 def test_an_interrupted_push_is_resumed(backend: Backend) -> None:
@@ -96,41 +88,40 @@ def test_an_interrupted_push_is_resumed(backend: Backend) -> None:
     for done, rest in ((200, [third]), (300, [])):
         with backend.open() as writer:
             assert writer.published() is None
-            pending = told_of(writer.pending())
+            pending = writer.pending()
             assert replace(pending, name="", lease="") == replace(rows.pushed, done=done)
             writer.resume(rows.layout)
             append(writer, rest)
             writer.finish()
             if not rest:
                 writer.swap()
-                assert_holds(writer, rows)
-                assert_finds(writer, rows)
+                rows.assert_held(writer)
+                rows.assert_found(writer)
 
 
 @pytest.mark.parametrize("name", ["docs", ODD_NAME])
 def test_tables_of_several_names(engine: Backend, name: str) -> None:
     rows, last = Rows.make(), Rows.make(40, seed=2)
-    with engine.open("other") as other:
-        fill(other, rows)
+    rows.push_to(engine.address, "other")
     if name == ODD_NAME and not engine.any_name:
         with pytest.raises(ConfigError, match="name"):
             engine.open(name)
         return
     with engine.open(name) as writer:
-        fill(writer, Rows.make(50, seed=1))
-        fill(writer, last)
-        assert_holds(writer, last)
-        assert_finds(writer, last)
-        change(writer, last, last.take([0, 1, 2]), gone=last.ids[:3])
-        assert_holds(writer, last)
+        Rows.make(50, seed=1).fill(writer)
+        last.fill(writer)
+        last.assert_held(writer)
+        last.assert_found(writer)
+        last.change(writer, last.take([0, 1, 2]), gone=last.ids[:3])
+        last.assert_held(writer)
     with engine.open("other") as other:
-        assert_holds(other, rows)
+        rows.assert_held(other)
 
 
 @pytest.mark.parametrize("name", ["", "a" * 300])
 def test_names_that_no_engine_takes(engine: Backend, name: str) -> None:
     with pytest.raises(ConfigError), engine.open(name) as writer:
-        fill(writer, Rows.make())
+        Rows.make().fill(writer)
 
 
 def test_options_that_no_engine_knows(engine: Backend) -> None:
@@ -151,7 +142,7 @@ def test_of_two_pushes_one_alone_goes_on(shared: Backend, step: str) -> None:
         elif step == "begin":
             writer.begin(theirs.pushed, theirs.layout)
         elif step == "fill":
-            fill(writer, theirs)
+            theirs.fill(writer)
         else:
             writer.discard()
             # If there are locks it is left alone.
@@ -165,14 +156,14 @@ def test_of_two_pushes_one_alone_goes_on(shared: Backend, step: str) -> None:
                 call()
 
     with shared.open() as one, shared.open(**shared.impatient) as two:
-        fill(one, old)
+        old.fill(one)
         one.begin(mine.pushed, mine.layout)
         one.append(first)
         try:
             take_over(two)
         except DatabaseError:
             end(one, rest)
-            assert_holds(two, mine)
+            mine.assert_held(two)
             return
         assert_shut_out(one)
         if step in ("resume", "begin"):
@@ -181,37 +172,36 @@ def test_of_two_pushes_one_alone_goes_on(shared: Backend, step: str) -> None:
             assert_shut_out(one)
             two.swap()
         now = old if step == "discard" else theirs
-        assert_holds(two, now)
-        assert_clean(two, now)
+        now.assert_held(two)
+        now.assert_clean(two)
         # The first one comes again when the other has ended.
-        fill(one, mine)
-        assert_holds(two, mine)
+        mine.fill(one)
+        mine.assert_held(two)
 
 
 @pytest.mark.parametrize("wanted", [9, FINISHING, SWAPPING, SWAPPED])
 def test_the_pushing_process_is_killed(engine: Backend, tmp_path: Path, wanted: int) -> None:
     """Wherever it dies, users see all old rows or all new ones, and the next push ends."""
     old, rows = Rows.make(seed=3), pushed_by_child()
-    with engine.open() as writer:
-        fill(writer, old)
+    old.push_to(engine.address)
     kill_after(wanted, "push", engine.address, tmp_path / "marker")
     with engine.open() as writer:
-        found = told_of(writer.published())
+        found = writer.published()
         assert found.changing == ""
         if found.version == rows.version:
             # It may have gone on for a while before it was hit.
-            assert_holds(writer, rows)
+            rows.assert_held(writer)
             writer.discard()
             assert writer.pending() is None
             return
         assert wanted < SWAPPED
-        assert_holds(writer, old)
-        pending = told_of(writer.pending())
+        old.assert_held(writer)
+        pending = writer.pending()
         assert min(wanted * 100, 2000) <= pending.done <= 2000
         writer.resume(rows.layout)
         end(writer, rows.batches(100)[pending.done // 100 :])
-        assert_holds(writer, rows)
-        assert_clean(writer, rows)
+        rows.assert_held(writer)
+        rows.assert_clean(writer)
 
 
 def test_nights_of_an_index_and_queries_that_fit(engine: Backend, tmp_path: Path) -> None:
@@ -224,7 +214,7 @@ def test_nights_of_an_index_and_queries_that_fit(engine: Backend, tmp_path: Path
     def push(raw: np.ndarray) -> tuple[str, int, int]:
         report = push_index(config)
         with engine.open() as writer:
-            assert_holds(writer, Rows.of(QueryTransform.of(index).reduce(raw)))
+            Rows.of(QueryTransform.of(index).reduce(raw)).assert_held(writer)
         return report.mode, report.pushed, report.deleted
 
     def fits() -> bool:

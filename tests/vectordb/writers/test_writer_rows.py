@@ -1,22 +1,12 @@
 """Rows that every writer gives back and finds, against brute force."""
 
 import re
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.vectordb.pushed_rows import (
-    COLUMNS,
-    Rows,
-    assert_clean,
-    assert_finds,
-    assert_holds,
-    change,
-    fill,
-    zeros_among,
-)
+from tests.vectordb.pushed_rows import COLUMNS, Rows
 from tests.vectordb.writers.engines import FILES, Backend
 from whiten_index.corpus.batches import PASSAGE
 from whiten_index.errors import ConfigError, DatabaseError
@@ -47,11 +37,11 @@ def test_rows_come_back_and_are_found(
         with pytest.raises(ConfigError, match="no dot product; leave --metric out"):
             writer.begin(rows.pushed, rows.layout)
         return
-    fill(writer, rows)
-    assert_holds(writer, rows)
-    assert_finds(writer, rows)
-    assert_finds(writer, rows, exact=False, least=0.9)
-    assert_clean(writer, rows)
+    rows.fill(writer)
+    rows.assert_held(writer)
+    rows.assert_found(writer)
+    rows.assert_found(writer, exact=False, least=0.9)
+    rows.assert_clean(writer)
     assert writer.pending() is None
     assert len(writer.fetch([rows.ids[0]], rows.layout)) == 1
     assert len(writer.fetch([], rows.layout)) == 0
@@ -60,29 +50,29 @@ def test_rows_come_back_and_are_found(
 def test_ids_may_be_any_text(writer: DatabaseWriter) -> None:
     odd = [*ODD_IDS, *(f"{each}#{at}" for at in range(50) for each in ODD_IDS)]
     rows = Rows.make(len(odd), ids=pa.array(odd, pa.large_string()))
-    fill(writer, rows, batch=1000)
-    assert_holds(writer, rows)
+    rows.fill(writer, batch=1000)
+    rows.assert_held(writer)
     for name in ODD_IDS:
         assert writer.fetch([name], rows.layout)["id"].to_pylist() == [name]
-    with writer.changing(replace(rows.pushed, rows=5), rows.layout) as changing:
-        changing.delete(odd[5:])
-    assert_holds(writer, Rows(rows.table.slice(0, 5), rows.layout))
+    left = Rows(rows.table.slice(0, 5), rows.layout)
+    left.change(writer, gone=odd[5:])
+    left.assert_held(writer)
 
 
 def test_ids_at_the_edges_of_64_bits(writer: DatabaseWriter) -> None:
     rows = Rows.make(5, ids=pa.array([-(2**63), -1, 0, 2**53 + 1, 2**63 - 1]))
-    fill(writer, rows)
-    assert_holds(writer, rows)
-    with writer.changing(replace(rows.pushed, rows=3), rows.layout) as changing:
-        changing.delete([rows.ids[0], rows.ids[-1]])
-    assert_holds(writer, Rows(rows.table.slice(1, 3), rows.layout))
+    rows.fill(writer)
+    rows.assert_held(writer)
+    left = Rows(rows.table.slice(1, 3), rows.layout)
+    left.change(writer, gone=[rows.ids[0], rows.ids[-1]])
+    left.assert_held(writer)
 
 
 def test_kept_columns_of_every_type(writer: DatabaseWriter) -> None:
     columns = {name: pa.array([one, two, None], kind) for name, (kind, one, two) in COLUMNS.items()}
     rows = Rows.make(3, **columns)
-    fill(writer, rows)
-    assert_holds(writer, rows)
+    rows.fill(writer)
+    rows.assert_held(writer)
 
 
 FURTHER = {
@@ -103,8 +93,8 @@ FURTHER = {
 def test_files_keep_columns_of_further_types(engine: Backend) -> None:
     rows = Rows.make(3, **FURTHER)
     with engine.open() as writer:
-        fill(writer, rows)
-        assert_holds(writer, rows)
+        rows.fill(writer)
+        rows.assert_held(writer)
 
 
 @pytest.mark.parametrize(
@@ -124,12 +114,12 @@ def test_far_and_fine_times_come_back_or_are_refused(engine: Backend, values: pa
     rows = Rows.make(3, day=values)
     with engine.open() as writer:
         try:
-            fill(writer, rows)
+            rows.fill(writer)
         except DatabaseError as error:
             assert re.search("day|range|rows are refused|microseconds", str(error))  # noqa: PT017
             assert writer.published() is None
         else:
-            assert_holds(writer, rows)
+            rows.assert_held(writer)
 
 
 def test_passages_have_keys_of_two_columns(writer: DatabaseWriter) -> None:
@@ -137,13 +127,13 @@ def test_passages_have_keys_of_two_columns(writer: DatabaseWriter) -> None:
     names = [f"d{number}" for number in range(200) for _ in range(5)]
     numbers = pa.array([passage for _ in range(200) for passage in range(5)], pa.int32())
     rows = Rows.make(1000, ids=pa.array(names, pa.large_string()), **{PASSAGE: numbers})
-    fill(writer, rows)
-    assert_holds(writer, rows)
+    rows.fill(writer)
+    rows.assert_held(writer)
     assert len(writer.fetch(["d7"], rows.layout)) == 5
     stays = [row for row in range(1000) if row % 5 < row // 5 % 6]
     now = Rows(pa.Table.from_batches([rows.take(stays)]), rows.layout)
-    change(writer, now, rows.take(stays), gone=sorted(set(names)))
-    assert_holds(writer, now)
+    now.change(writer, rows.take(stays), gone=sorted(set(names)))
+    now.assert_held(writer)
 
 
 def test_halves(writer: DatabaseWriter, backend: Backend) -> None:
@@ -152,14 +142,14 @@ def test_halves(writer: DatabaseWriter, backend: Backend) -> None:
         with pytest.raises(ConfigError, match="keeps no float16"):
             writer.begin(rows.pushed, rows.layout)
         return
-    fill(writer, rows)
-    assert_holds(writer, rows)
-    assert_finds(writer, rows)
+    rows.fill(writer)
+    rows.assert_held(writer)
+    rows.assert_found(writer)
 
 
 def test_few_rows_and_none(writer: DatabaseWriter) -> None:
     for size in (1, 0):
-        fill(writer, Rows.make(size))
+        Rows.make(size).fill(writer)
         assert writer.count() == size
         found = writer.search(Rows.make(2, seed=3).vectors, 10, exact=True)
         assert np.isfinite(found[:, :size]).all()
@@ -171,10 +161,10 @@ def test_vectors_of_zeros(engine: Backend) -> None:
     forms: list[tuple[VectorDtype, Metric]] = [("float32", metric) for metric in engine.metrics]
     forms += [("float16", "cosine")] * engine.halves
     for dtype, metric in forms:
-        rows = zeros_among(Rows.make(50, dtype=dtype, metric=metric), 7, 49)
+        rows = Rows.make(50, dtype=dtype, metric=metric).with_zeros(7, 49)
         with engine.open() as writer:
-            fill(writer, rows)
-            assert_holds(writer, rows)
+            rows.fill(writer)
+            rows.assert_held(writer)
             for exact in (True, False):
                 with writer.searching(exact=exact) as find:
                     *hits, none = find(rows.vectors[:8], 50)
@@ -201,31 +191,31 @@ def test_names_of_columns_that_differ_by_case_alone(
         with pytest.raises(ConfigError, match=told):
             writer.begin(one.pushed, one.layout)
         assert writer.pending() is None
-        fill(writer, kept)
-        assert_holds(writer, kept)
+        kept.fill(writer)
+        kept.assert_held(writer)
 
 
 def test_sizes_and_removal(writer: DatabaseWriter) -> None:
     rows = Rows.make(2000, k=32)
     writer.remove()
-    fill(writer, rows, batch=1000)
+    rows.fill(writer, batch=1000)
     sizes = writer.sizes()
     assert "table" not in sizes or 2000 * 32 * 4 < sizes["table"] < 2000 * 32 * 4 * 4
     assert sizes.get("index", 0) < 2000 * 32 * 4 * 6
     writer.remove()
     assert writer.published() is None
     assert writer.pending() is None
-    fill(writer, rows, batch=1000)
-    assert_holds(writer, rows)
+    rows.fill(writer, batch=1000)
+    rows.assert_held(writer)
 
 
 @pytest.mark.service
 def test_many_real_vectors(writer: DatabaseWriter, wikinews: Rows) -> None:
     rows = wikinews
-    fill(writer, rows, batch=1024)
+    rows.fill(writer, batch=1024)
     assert writer.count() == 2000
     some = np.random.default_rng(0).choice(2000, 500, replace=False)
     sample = Rows(rows.table.take(pa.array(some)), rows.layout)
     assert differences(sample.table, writer.fetch(sample.ids, rows.layout), rows.layout) == []
-    assert_finds(writer, rows, queries=50)
-    assert_finds(writer, rows, exact=False, least=0.95, queries=200)
+    rows.assert_found(writer, queries=50)
+    rows.assert_found(writer, exact=False, least=0.95, queries=200)
