@@ -15,18 +15,7 @@ import pytest
 
 import whiten_index
 from tests.acceptance.commands import done, refused, run, start
-from tests.acceptance.vectors import (
-    COLUMNS,
-    DIM,
-    OPTIONS,
-    Place,
-    Vectors,
-    assert_searches,
-    checksums,
-    search,
-    some,
-    write_corpus,
-)
+from tests.acceptance.vectors import COLUMNS, DIM, OPTIONS, Place, Vectors, checksums, some
 
 PROGRAM = Path(sys.executable).with_name("whiten-index")
 SECRET = "hunter2-horse-staple"
@@ -46,7 +35,7 @@ class Indexed(Place):
         after = checksums(self.index / "versions")
         assert after == self.before
         done("verify", self.index)
-        assert_searches(self.index, self.rows, self.work)
+        self.assert_searches(self.rows)
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +121,7 @@ def test_damaged_rows_are_skipped_where_that_is_asked_for(place: Indexed) -> Non
     )
     assert report["rows"] == 119
     assert sum(report["counts"]["skipped"].values()) == 1
-    assert_searches(out, place.rows[:17] + place.rows[18:], place.work)
+    place.assert_searches(place.rows[:17] + place.rows[18:], index=out)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +217,7 @@ def test_a_file_in_the_place_of_a_folder(place: Indexed) -> None:
 def test_a_disk_that_takes_no_more(place: Indexed, blocks: int) -> None:
     """No file can have more blocks of 512 bytes; afterwards the same command ends well."""
     rows = place.rows + some(1000, "more")
-    write_corpus(place.corpus, rows)
+    place.write(rows)
     command = list(map(str, (PROGRAM, *place.build(place.corpus), "--shard-rows", 200)))
     limited = ["sh", "-c", f'ulimit -f {blocks}; exec "$0" "$@"', *command]
     ended = subprocess.run(limited, capture_output=True, text=True, check=False)
@@ -237,12 +226,12 @@ def test_a_disk_that_takes_no_more(place: Indexed, blocks: int) -> None:
     assert ended.stderr.strip().splitlines()[-1].startswith("Error: ")
     place.assert_untouched()
     done(*place.build(place.corpus))
-    assert_searches(place.index, rows, place.work)
+    place.assert_searches(rows)
 
 
 def test_output_that_nobody_reads(place: Indexed) -> None:
     """The work is done; the reader that has gone is no error to tell of."""
-    write_corpus(place.corpus, rows := place.rows + some(20, "more"))
+    place.write(rows := place.rows + some(20, "more"))
     process = start(*place.build(place.corpus))
     assert process.stdout is not None
     assert process.stderr is not None
@@ -250,18 +239,18 @@ def test_output_that_nobody_reads(place: Indexed) -> None:
     stderr = process.stderr.read()
     assert process.wait(timeout=120) == 141
     assert stderr == ""
-    assert_searches(place.index, rows, place.work)
+    place.assert_searches(rows)
 
 
 def test_output_that_cannot_be_written(place: Indexed) -> None:
     """The version is published all the same."""
-    write_corpus(place.corpus, rows := place.rows + some(20, "more"))
+    place.write(rows := place.rows + some(20, "more"))
     command = list(map(str, (PROGRAM, *place.build(place.corpus))))
     with Path("/dev/full").open("w") as full:
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert ended.returncode == 7
     assert ended.stderr.strip().splitlines()[-1].startswith("Error: ")
-    assert_searches(place.index, rows, place.work)
+    place.assert_searches(rows)
 
 
 def test_queries_that_do_not_fit(place: Indexed) -> None:
@@ -275,7 +264,7 @@ def test_queries_that_do_not_fit(place: Indexed) -> None:
     refused(3, *order, place.work / "nan.parquet")
     assert "gone" in refused(3, *order, place.work / "gone.parquet")
     assert not run_file.exists()
-    assert len(search(place.index, some(5, "query").rows, place.work)) == 5
+    assert len(place.search(some(5, "query").rows)) == 5
 
 
 def test_errors_are_of_one_class_in_python(place: Indexed) -> None:

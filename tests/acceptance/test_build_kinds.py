@@ -43,8 +43,7 @@ def shrunk(rows: np.ndarray) -> np.ndarray:
 
 def all_but_the_top(rows: np.ndarray) -> np.ndarray:
     mean, matrix = whitening(rows, 2, exponent=0)
-    found: np.ndarray = (rows - mean) - (rows - mean) @ matrix @ matrix.T
-    return found
+    return (rows - mean) - (rows - mean) @ matrix @ matrix.T
 
 
 def of_unit_rows(rows: np.ndarray) -> np.ndarray:
@@ -53,8 +52,7 @@ def of_unit_rows(rows: np.ndarray) -> np.ndarray:
 
 def without_the_top(rows: np.ndarray) -> np.ndarray:
     mean, matrix = whitening(rows, 14)
-    found: np.ndarray = (rows - mean) @ matrix[:, 2:]
-    return found
+    return (rows - mean) @ matrix[:, 2:]
 
 
 def above_the_floor(rows: np.ndarray) -> np.ndarray:
@@ -65,8 +63,7 @@ def above_the_floor(rows: np.ndarray) -> np.ndarray:
 def directions(k: int, exponent: float, *, center: bool = True) -> Truth:
     def reduce(rows: np.ndarray) -> np.ndarray:
         mean, matrix = whitening(rows, k, exponent=exponent)
-        found: np.ndarray = (rows - mean * center) @ matrix
-        return found
+        return (rows - mean * center) @ matrix
 
     return reduce
 

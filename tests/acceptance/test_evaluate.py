@@ -39,8 +39,7 @@ class Pairs:
         """Return those of the pairs, mapped by a mean and a matrix."""
         mean, matrix = by or (0, np.eye(self.left.shape[1]))
         left, right = (unit((side - mean) @ matrix) for side in (self.left, self.right))
-        found: np.ndarray = (left * right).sum(axis=1)
-        return found
+        return (left * right).sum(axis=1)
 
     @property
     def texts(self) -> np.ndarray:
@@ -112,8 +111,7 @@ def beir(scifact: SciFact, tmp_path_factory: pytest.TempPathFactory) -> Beir:
 
 def evaluated(*arguments: object) -> list[dict[str, Any]]:
     """Return the runs of an evaluation."""
-    found: list[dict[str, Any]] = json.loads(done("eval", *arguments, "--json"))["runs"]
-    return found
+    return json.loads(done("eval", *arguments, "--json"))["runs"]
 
 
 def test_an_index_is_judged_as_by_brute_force(

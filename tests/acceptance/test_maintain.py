@@ -16,13 +16,11 @@ from tests.acceptance.vectors import (
     OPTIONS,
     Place,
     Vectors,
-    assert_searches,
     build,
     checksums,
     count_files,
     search,
     some,
-    write_corpus,
 )
 
 # Of a version that an update made.
@@ -52,8 +50,8 @@ class Indexed(Place):
         """The command that makes the newest rows an index, from scratch where need be."""
         return ("build", self.corpus, *OPTIONS, "--out", self.index)
 
-    def assert_searches(self, night: int) -> None:
-        assert_searches(self.index, self.nights[night], self.work, fitted=self.rows)
+    def assert_night(self, night: int) -> None:
+        self.assert_searches(self.nights[night], fitted=self.rows)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +60,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Indexed:
     nights = [rows, rows[20:] + some(30, "second"), rows[40:] + some(60, "third")]
     made = Indexed(tmp_path_factory.mktemp("made") / "work", rows, nights, [])
     for number, night in enumerate(nights):
-        write_corpus(made.corpus, night)
+        made.write(night)
         if number:
             done("update", made.index, "--refit", "never")
         else:
@@ -97,12 +95,12 @@ def test_a_rollback_publishes_the_version_before(place: Indexed) -> None:
     before = checksums(place.index / "versions")
     done("rollback", place.index)
     assert place.published() == place.names[1]
-    place.assert_searches(1)
+    place.assert_night(1)
     assert listed(place.index)[place.names[2]]["withdrawn"]
     done("rollback", place.index)
-    place.assert_searches(0)
+    place.assert_night(0)
     done("rollback", place.index, "--to", place.names[2])
-    place.assert_searches(2)
+    place.assert_night(2)
     assert checksums(place.index / "versions") == before
     refused(2, "rollback", place.index, "--to", "000009-0123456789ab")
     assert place.published() == place.names[2]
@@ -113,7 +111,7 @@ def test_a_rollback_passes_over_a_damaged_version(place: Indexed) -> None:
     report = json.loads(done("rollback", place.index, "--json"))
     assert report["to"] == place.names[0]
     assert list(report["skipped"]) == [place.names[1]]
-    place.assert_searches(0)
+    place.assert_night(0)
 
 
 def test_prune_keeps_the_newest_versions_and_the_published_one(place: Indexed) -> None:
@@ -122,7 +120,7 @@ def test_prune_keeps_the_newest_versions_and_the_published_one(place: Indexed) -
     done("rollback", place.index)
     done("prune", place.index, "--keep", 1)
     assert place.published() == place.names[1]
-    place.assert_searches(1)
+    place.assert_night(1)
 
 
 def test_gc_removes_what_nothing_needs_and_nothing_else(place: Indexed) -> None:
@@ -132,10 +130,10 @@ def test_gc_removes_what_nothing_needs_and_nothing_else(place: Indexed) -> None:
     removed = json.loads(done("gc", place.store, "--keep-days", 0, "--json"))
     assert removed["bytes"] == 0
     assert checksums(place.work) == before
-    exact = search(place.index, some(20, "query").rows, place.work, "--rerank", 50)
+    exact = place.search(some(20, "query").rows, "--rerank", 50)
 
     # Every row changes, and changes back.
-    write_corpus(place.corpus, place.nights[2].moved(0.5))
+    place.write(place.nights[2].moved(0.5))
     done("update", place.index, "--refit", "never")
     done("rollback", place.index, "--to", place.names[2])
     done("prune", place.index, "--keep", 1)
@@ -153,8 +151,8 @@ def test_gc_removes_what_nothing_needs_and_nothing_else(place: Indexed) -> None:
     assert all(name.startswith("index/store/") for name in gone)
     assert {name: before[name] for name in after} == after
     assert {each.name for each in (place.index / "versions").iterdir()} == names
-    place.assert_searches(2)
-    assert search(place.index, some(20, "query").rows, place.work, "--rerank", 50) == exact
+    place.assert_night(2)
+    assert place.search(some(20, "query").rows, "--rerank", 50) == exact
     done("verify", place.index)
 
 
@@ -178,18 +176,18 @@ def test_gc_stops_where_it_cannot_list_a_folder(place: Indexed, folder: str) -> 
 
 def test_compact_joins_files_and_changes_no_answer(place: Indexed) -> None:
     queries = some(20, "query").rows
-    plain = search(place.index, queries, place.work)
-    exact = search(place.index, queries, place.work, "--rerank", 50)
+    plain = place.search(queries)
+    exact = place.search(queries, "--rerank", 50)
     before = checksums(place.store)
     done("compact", place.store)
     assert len(checksums(place.store)) < len(before)
     done("verify", place.index)
-    assert search(place.index, queries, place.work) == plain
-    assert search(place.index, queries, place.work, "--rerank", 50) == exact
+    assert place.search(queries) == plain
+    assert place.search(queries, "--rerank", 50) == exact
     # Whatever is made from the store afterwards is the same too.
     report = json.loads(done("update", place.index, "--refit", "always", "--json"))
     assert report["counts"]["encoded"] == 0
-    assert_searches(place.index, place.nights[2], place.work)
+    place.assert_searches(place.nights[2])
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -204,7 +202,7 @@ def test_a_flipped_bit_is_found_and_mended(place: Indexed, name: str) -> None:
         assert refused(5, *command)
     done(*place.build())
     done("search", place.index, "--like", "d100")
-    found = {hits[0][0] for hits in search(place.index, place.nights[2].rows[:50], place.work)}
+    found = {hits[0][0] for hits in place.search(place.nights[2].rows[:50])}
     assert found == set(place.nights[2].ids[:50])
     done("update", place.index)
 
@@ -215,7 +213,7 @@ def test_a_flipped_bit_in_what_says_which_version_counts_is_found(place: Indexed
     refused(5, "search", place.index, "--like", "d100")
     done("rollback", place.index, "--to", place.names[2])
     done("verify", place.index)
-    place.assert_searches(2)
+    place.assert_night(2)
 
 
 def test_a_flipped_bit_in_any_file_of_the_store_is_found_and_mended(place: Indexed) -> None:
@@ -242,7 +240,7 @@ def test_a_flipped_bit_in_any_file_of_the_store_is_found_and_mended(place: Index
     # What was damaged, was made anew and nothing needs any more.
     done("gc", place.store, "--keep-days", 0)
     done("verify", place.index)
-    assert_searches(place.index, place.nights[2], place.work)
+    place.assert_searches(place.nights[2])
     done("search", place.index, *asked, "--run", place.work / "again.parquet")
 
 

@@ -13,7 +13,7 @@ import pytest
 import whiten_index
 from tests.acceptance.commands import done, refused
 from tests.acceptance.truth import unit
-from tests.acceptance.vectors import Place, Vectors, checksums, some, whitened, write_corpus
+from tests.acceptance.vectors import Place, Vectors, checksums, some, whitened
 
 # Id -> title and vector.
 Held = dict[str, tuple[str, np.ndarray]]
@@ -29,22 +29,19 @@ class Indexed(Place):
     def change(self) -> Vectors:
         """Change 5 rows, remove 10 and add 12; return those that the index has now."""
         rows = self.rows[:5].moved() + self.rows[5:390] + some(12, "new")
-        write_corpus(self.corpus, rows)
+        self.write(rows)
         done("update", self.index, "--refit", "never")
         return rows
 
     def shrink(self) -> Vectors:
         """Remove 150 rows; return those that the index has now."""
         rows = self.rows[:250]
-        write_corpus(self.corpus, rows)
+        self.write(rows)
         done("update", self.index, "--refit", "never", "--max-shrink", 0.5)
         return rows
 
     def push(self, to: object, *options: object) -> dict[str, Any]:
-        report: dict[str, Any] = json.loads(
-            done("push", self.index, "--to", to, *options, "--json")
-        )
-        return report
+        return json.loads(done("push", self.index, "--to", to, *options, "--json"))
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +135,7 @@ def test_queries_of_an_earlier_transform_are_told_apart(place: Indexed) -> None:
     done("export", place.index, place.work / "query", "--as", "query")
     early = whiten_index.QueryTransform.load(place.work / "query")
     early.require(whiten_index.pushed_version(str(path)))
-    write_corpus(place.corpus, place.rows + some(50, "new"))
+    place.write(place.rows + some(50, "new"))
     done("update", place.index, "--refit", "always")
     place.push(path)
     with pytest.raises(whiten_index.WhitenIndexError):

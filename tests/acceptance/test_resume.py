@@ -78,8 +78,7 @@ def stop_in_the_middle(
 
 def counts(ended: Ended) -> dict[str, int]:
     assert ended.status == 0, ended.err
-    found: dict[str, int] = ended.json["counts"]
-    return found
+    return ended.json["counts"]
 
 
 def test_an_interrupted_encoding_and_a_killed_build_give_the_undisturbed_index(

@@ -54,13 +54,11 @@ def train(*arguments: object) -> dict[str, Any]:
     process = start("train", *arguments, "--json")
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
-    told: dict[str, Any] = json.loads(out)
-    return told
+    return json.loads(out)
 
 
 def texts_of(path: Path, count: int) -> list[str]:
-    found: list[str] = pq.read_table(path)["text"].to_pylist()[:count]
-    return found
+    return pq.read_table(path)["text"].to_pylist()[:count]
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -13,16 +13,7 @@ import pytest
 import whiten_index
 from tests.acceptance.commands import done, refused, run
 from tests.acceptance.truth import SciFact, encode, nearest, whitening
-from tests.acceptance.vectors import (
-    K,
-    Place,
-    Vectors,
-    assert_searches,
-    checksums,
-    search,
-    some,
-    write_corpus,
-)
+from tests.acceptance.vectors import K, Place, Vectors, checksums, some
 
 
 @dataclass(frozen=True)
@@ -58,7 +49,7 @@ def test_searches_equal_brute_force_over_the_new_corpus(place: Indexed, refit: s
     assert (report["counts"]["encoded"], report["up_to_date"]) == (17, False)
     assert report["version"] == place.published()
     fitted = today if refit == "always" else place.rows
-    assert_searches(place.index, today, place.work, fitted=fitted)
+    place.assert_searches(today, fitted=fitted)
 
 
 def test_an_unchanged_corpus_publishes_nothing(place: Indexed) -> None:
@@ -66,7 +57,7 @@ def test_an_unchanged_corpus_publishes_nothing(place: Indexed) -> None:
     report = json.loads(done("update", place.index, "--json"))
     assert (report["up_to_date"], report["rows"]["unchanged"]) == (True, 400)
     # A file that was written anew is read, and has the same rows.
-    write_corpus(place.corpus, place.rows)
+    place.write(place.rows)
     assert json.loads(done("update", place.index, "--json"))["up_to_date"]
     assert checksums(place.index / "versions") == before
     assert place.published() == version
@@ -74,10 +65,10 @@ def test_an_unchanged_corpus_publishes_nothing(place: Indexed) -> None:
 
 def test_rows_that_move_are_not_encoded_again(place: Indexed) -> None:
     moved = place.rows[300:] + place.rows[:300]
-    write_corpus(place.corpus, moved)
+    place.write(moved)
     report = json.loads(done("update", place.index, "--json"))
     assert report["counts"]["encoded"] == 0
-    assert_searches(place.index, moved, place.work, fitted=place.rows)
+    place.assert_searches(moved, fitted=place.rows)
 
 
 def test_rows_that_come_back_are_not_encoded_again(place: Indexed) -> None:
@@ -86,11 +77,11 @@ def test_rows_that_come_back_are_not_encoded_again(place: Indexed) -> None:
     options = ("--refit", "never", "--max-shrink", 0.6)
     report = json.loads(done("update", place.index, *options, "--json"))
     assert report["rows"]["deleted"] == 200
-    assert_searches(place.index, place.rows[:200], place.work, fitted=place.rows)
+    place.assert_searches(place.rows[:200], fitted=place.rows)
     away.rename(place.corpus / "b.parquet")
     report = json.loads(done("update", place.index, *options, "--json"))
     assert (report["rows"]["new"], report["counts"]["encoded"]) == (200, 0)
-    assert_searches(place.index, place.rows, place.work, fitted=place.rows)
+    place.assert_searches(place.rows, fitted=place.rows)
 
 
 def test_rows_without_ids_are_named_by_their_places(place: Indexed) -> None:
@@ -103,7 +94,7 @@ def test_rows_without_ids_are_named_by_their_places(place: Indexed) -> None:
     assert (report["rows"]["total"], report["counts"]["encoded"]) == (390, 0)
     names = [f"a.parquet#0:{i}" for i in range(190)] + [f"b.parquet#0:{i}" for i in range(200)]
     now = place.rows[:50] + place.rows[60:]
-    assert_searches(index, Vectors(names, now.rows), place.work, fitted=place.rows)
+    place.assert_searches(Vectors(names, now.rows), fitted=place.rows, index=index)
 
 
 def test_a_kept_column_that_changed_is_shown(place: Indexed) -> None:
@@ -146,7 +137,7 @@ def test_drift_is_measured_and_the_transform_fitted_again(place: Indexed) -> Non
     moved = Vectors(place.rows.ids, place.rows.rows.copy())
     moved.rows[:200] *= 1.5
     moved.rows[:200] += np.linspace(-1, 1, moved.rows.shape[1], dtype=np.float32)
-    write_corpus(place.corpus, moved)
+    place.write(moved)
     kept = json.loads(done("update", place.index, "--refit", "never", "--json"))
     mean, matrix = whitening(place.rows.rows.astype(np.float64), K)
     today = (moved.rows.astype(np.float64) - mean) @ matrix
@@ -156,20 +147,20 @@ def test_drift_is_measured_and_the_transform_fitted_again(place: Indexed) -> Non
     ) / 2  # fmt: skip
     assert kept["drift"]["kl_per_dim"] == pytest.approx(divergence / K, rel=1e-2)
     assert kept["decision"]["whitening"] == "keep"
-    assert_searches(place.index, moved, place.work, fitted=place.rows)
+    place.assert_searches(moved, fitted=place.rows)
     # The drift since the fit stays known; auto does what never left.
     some(1, "new").write(place.corpus / "c.parquet")
     report = json.loads(done("update", place.index, "--json"))
     assert report["decision"]["whitening"] == "refit"
-    assert_searches(place.index, moved + some(1, "new"), place.work)
+    place.assert_searches(moved + some(1, "new"))
 
 
 def test_rows_of_the_same_distribution_keep_the_transform(place: Indexed) -> None:
     today = place.rows[40:] + some(40, "new")
-    write_corpus(place.corpus, today)
+    place.write(today)
     report = json.loads(done("update", place.index, "--json"))
     assert report["decision"]["whitening"] == "keep"
-    assert_searches(place.index, today, place.work, fitted=place.rows)
+    place.assert_searches(today, fitted=place.rows)
 
 
 def test_a_dry_run_tells_what_would_be_done_and_does_nothing(place: Indexed) -> None:
@@ -234,7 +225,7 @@ def test_far_fewer_or_more_rows_are_kept_back_until_it_is_meant(
     place: Indexed, rows: slice, wide: tuple[str, float]
 ) -> None:
     today = place.rows[rows] if rows.stop else place.rows + some(500, "new")
-    write_corpus(place.corpus, today)
+    place.write(today)
     before, version = checksums(place.index / "versions"), place.published()
     foreseen = run("update", place.index, "--dry-run", "--json")
     assert (foreseen.status, bool(foreseen.json["refused"])) == (9, True)
@@ -242,10 +233,10 @@ def test_far_fewer_or_more_rows_are_kept_back_until_it_is_meant(
     assert place.published() == version
     assert checksums(place.index / "versions") == before
     assert len(list((place.index / "candidates").iterdir())) == 1
-    assert_searches(place.index, place.rows, place.work)
+    place.assert_searches(place.rows)
     done("update", place.index, *wide, "--refit", "never")
     assert place.published() != version
-    assert_searches(place.index, today, place.work, fitted=place.rows)
+    place.assert_searches(today, fitted=place.rows)
 
 
 def test_a_version_that_is_too_large_is_kept_back(place: Indexed) -> None:
@@ -260,16 +251,16 @@ def test_canaries_that_do_not_find_their_documents_keep_a_version_back(place: In
     queries, version = some(3, "query").rows, place.published()
     # Rows that the change leaves as they are.
     same = set(place.rows.ids[:150] + place.rows.ids[165:])
-    found = search(place.index, queries, place.work, top_k=5)
+    found = place.search(queries, top_k=5)
     near = [[each for each, _ in hits if each in same][:2] for hits in found]
     assert all(near)
     wrong = write_canaries(place.work / "wrong.parquet", queries, [*near[:2], ["d155"]])
     order = ("update", place.index, "--refit", "never", "--canary-file")
     refused(9, *order, wrong)
     assert place.published() == version
-    assert_searches(place.index, place.rows, place.work)
+    place.assert_searches(place.rows)
     done(*order, write_canaries(place.work / "right.parquet", queries, near))
-    assert_searches(place.index, today, place.work, fitted=place.rows)
+    place.assert_searches(today, fitted=place.rows)
 
 
 def test_a_corpus_that_was_rolled_back_is_not_published_again(place: Indexed) -> None:
@@ -281,4 +272,4 @@ def test_a_corpus_that_was_rolled_back_is_not_published_again(place: Indexed) ->
     refused(9, "update", place.index, place.corpus, "--refit", "never")
     assert place.published() == first
     done("rollback", place.index, "--to", second)
-    assert_searches(place.index, today, place.work, fitted=place.rows)
+    place.assert_searches(today, fitted=place.rows)

@@ -56,6 +56,33 @@ class Place:
     def published(self) -> str:
         return self.version.name
 
+    def write(self, rows: Vectors) -> None:
+        """Let the corpus have these rows."""
+        write_corpus(self.corpus, rows)
+
+    def search(
+        self, queries: np.ndarray, *options: object, top_k: int = 10
+    ) -> list[list[tuple[str, float]]]:
+        """Return ids and scores for raw embeddings, best first."""
+        return search(self.index, queries, self.work, *options, top_k=top_k)
+
+    def assert_searches(
+        self, rows: Vectors, *, fitted: Vectors | None = None, index: Path | None = None
+    ) -> None:
+        """Compare searches with brute force over all rows, whitened by those that were fitted."""
+        asked = some(20, "query")
+        fitted = fitted or rows
+        vectors, queries = whitened(rows, fitted), whitened(asked, fitted)
+        _, best = nearest(vectors, queries, 10)
+        cosines = queries @ vectors.T
+        place = {each: number for number, each in enumerate(rows.ids)}
+        for number, hits in enumerate(search(index or self.index, asked.rows, self.work)):
+            scores = [score for _, score in hits]
+            np.testing.assert_allclose(scores, best[number], atol=1e-4)
+            found = [cosines[number, place[each]] for each, _ in hits]
+            np.testing.assert_allclose(found, scores, atol=1e-4)
+            assert len({each for each, _ in hits}) == 10
+
     def put_back(self) -> Self:
         """Put the folder back as it was at the first call, at its path, which indexes know."""
         kept = self.work.with_name("kept")
@@ -146,24 +173,6 @@ def whitened(rows: Vectors, fitted: Vectors, k: int = K) -> np.ndarray:
     """Return unit vectors of rows by the whitening of others, up to the signs of directions."""
     mean, matrix = whitening(fitted.rows.astype(np.float64), k)
     return unit((rows.rows.astype(np.float64) - mean) @ matrix)
-
-
-def assert_searches(
-    index: Path | str, rows: Vectors, work: Path, *, fitted: Vectors | None = None
-) -> None:
-    """Compare searches with brute force over all rows, whitened by those that were fitted."""
-    asked = some(20, "query")
-    fitted = fitted or rows
-    vectors, queries = whitened(rows, fitted), whitened(asked, fitted)
-    _, best = nearest(vectors, queries, 10)
-    cosines = queries @ vectors.T
-    place = {each: number for number, each in enumerate(rows.ids)}
-    for number, hits in enumerate(search(index, asked.rows, work)):
-        scores = [score for _, score in hits]
-        np.testing.assert_allclose(scores, best[number], atol=1e-4)
-        np.testing.assert_allclose([cosines[number, place[each]] for each, _ in hits], scores,
-                                   atol=1e-4)  # fmt: skip
-        assert len({each for each, _ in hits}) == 10
 
 
 def checksums(folder: Path) -> dict[str, str]:

@@ -1,7 +1,5 @@
 """Secrets in addresses: refused wherever an address can be given, and never printed or stored."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import itertools

@@ -1,7 +1,5 @@
 """Locks that die with their holder."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

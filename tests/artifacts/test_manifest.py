@@ -1,7 +1,5 @@
 """Publishing that is all or nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

@@ -1,7 +1,5 @@
 """Where stores and indexes are: folders and object stores; what is said of others."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Writers of one target: one that was killed, and one that is beside another."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import tempfile

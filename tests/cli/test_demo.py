@@ -1,7 +1,5 @@
 """The demo finds docstrings on this machine, indexes them, and says how to see more."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import shutil

@@ -78,8 +78,7 @@ class World:
 
     def fields(self, name: str) -> dict[str, Any]:
         """Return the fields of a JSON file, by its path in the world."""
-        fields: dict[str, Any] = json.loads((self.root / name).read_text())
-        return fields
+        return json.loads((self.root / name).read_text())
 
     def manifests(self) -> list[str]:
         """Return every JSON file of the world, by its path in it."""

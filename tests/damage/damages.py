@@ -124,8 +124,7 @@ def in_fork(work: Callable[[], Any]) -> dict[str, Any]:
     with os.fdopen(reading, "rb") as pipe:
         data = pipe.read()
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    found: dict[str, Any] = json.loads(data) if status == 0 and data else {"died": status}
-    return found
+    return json.loads(data) if status == 0 and data else {"died": status}
 
 
 def same(one: Any, other: Any, *, within: float) -> bool:

@@ -5,8 +5,6 @@ some flows, and of these every ``PARTS``-th from ``PART``. It must be started wi
 ``interpose.c`` preloaded. It prints a JSON object for each point; ``problems`` should be empty.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import json

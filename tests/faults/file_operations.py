@@ -5,8 +5,6 @@ functions of ``os`` that change files, and ``flock``. What writes behind Python'
 it; ``disk_model.Disk`` tells, since what it makes of the operations must equal what is on the disk.
 """
 
-from __future__ import annotations
-
 import builtins
 import fcntl
 import io

@@ -1,7 +1,5 @@
 """A command of the command line, disturbed: what is published, lost and left over afterwards."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

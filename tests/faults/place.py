@@ -4,8 +4,6 @@
 package: the embeddings that the corpus was written from, and checksums taken before the fault.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -8,8 +8,6 @@ may leave the disk. Flows: ``keep``, an update that keeps its transform and list
 nightly job, which fits again, removes versions and shards and packs others.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import sys

@@ -1,7 +1,5 @@
 """Several processes that try the points, and the library that some of them need."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -13,8 +13,6 @@ before it. Afterwards:
 ``make faults`` tries a sample, ``make soak`` every operation.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

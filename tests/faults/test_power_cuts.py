@@ -5,8 +5,6 @@ whole; and the next run ends as if nothing had happened, with nothing left over.
 does it; here it is started, and what it found is looked at.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -3,8 +3,6 @@
 Each command runs under strace, which lets one system call on one path fail.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -174,8 +174,7 @@ def version_of(out: Path) -> Path:
 
 def ids_of(out: Path) -> list[Any]:
     documents = open_index(out).bundle.documents
-    found: list[Any] = documents.id_column(0, len(documents)).to_pylist()
-    return found
+    return documents.id_column(0, len(documents)).to_pylist()
 
 
 def inner_of(out: Path) -> Any:

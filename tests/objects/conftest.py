@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.objects.helpers import corpus_file
+
 _NUMBERS = itertools.count()
 
 
@@ -49,6 +51,18 @@ def bucket(s3: Any) -> str:
     name = f"bucket{next(_NUMBERS)}"
     s3.create_bucket(Bucket=name)
     return name
+
+
+@pytest.fixture
+def out(bucket: str) -> str:
+    """The place of an index in the bucket."""
+    return f"s3://{bucket}/index"
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> str:
+    """A corpus on this machine."""
+    return corpus_file(tmp_path / "c.parquet")
 
 
 Machine = Callable[[str], Path]

@@ -255,7 +255,7 @@ def test_a_redirect_to_another_host_takes_no_session_token_there(s3, monkeypatch
     assert {host.partition(":")[0] for host in asked} == {"127.0.0.1"}
 
 
-def test_an_address_that_is_written_otherwise_is_the_same_host(s3, bucket, monkeypatch):
+def test_an_address_that_is_written_otherwise_is_the_same_host(bucket, monkeypatch):
     for name in ("http_proxy", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)

@@ -40,8 +40,7 @@ def published(s3: Any, bucket: str) -> list[str]:
 
 
 @pytest.mark.parametrize("damage", [flip, truncate, delete])
-def test_damage_of_each_object_is_noticed_and_mended(s3, bucket, machine, tmp_path, damage):
-    corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
+def test_damage_of_each_object_is_noticed_and_mended(s3, bucket, machine, damage, corpus, out):
     first = build(corpus, out=out)
     expected, places = hits(out), published(s3, bucket)
     assert len(places) >= 6
@@ -69,8 +68,7 @@ def test_damage_of_each_object_is_noticed_and_mended(s3, bucket, machine, tmp_pa
     assert hits(out) == expected
 
 
-def test_a_machine_without_copies_makes_the_version_again(s3, bucket, machine, tmp_path):
-    corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
+def test_a_machine_without_copies_makes_the_version_again(s3, bucket, machine, corpus, out):
     build(corpus, out=out)
     expected = hits(out)
     machine("with a part")
@@ -85,9 +83,10 @@ def test_a_machine_without_copies_makes_the_version_again(s3, bucket, machine, t
 
 
 @pytest.mark.parametrize("damage", [flip, delete])
-def test_gc_puts_files_of_older_versions_there_again(s3, bucket, machine, tmp_path, damage):
+def test_gc_puts_files_of_older_versions_there_again(
+    s3, bucket, machine, tmp_path, damage, corpus, out
+):
     """An update of a changed corpus reads none of them, and other machines have no copies."""
-    corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
     build(corpus, out=out)
     every = keys(s3, bucket, "index/store/")
     lost = [key for key in every if "/digests/" in key or "/rows/" in key]
@@ -110,7 +109,7 @@ def test_gc_puts_files_of_older_versions_there_again(s3, bucket, machine, tmp_pa
 
 @pytest.mark.parametrize("command", ["build", "build of an encrypted bucket", "search"])
 def test_damaged_shards_of_the_store_are_put_there_again(
-    s3, bucket, machine, tmp_path, monkeypatch, command
+    s3, bucket, machine, monkeypatch, command, corpus, out
 ):
     """And each command that does it says so in a line on standard error."""
     if "encrypted" in command:
@@ -126,7 +125,6 @@ def test_damaged_shards_of_the_store_are_put_there_again(
             return f'"{hashlib.md5(content).hexdigest()}"'
 
         monkeypatch.setattr(FakeKey, "etag", property(etag))
-    corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
     build(corpus, out=out)
     files = [key for key in keys(s3, bucket, "index/store/") if "/segments/" in key]
     # A shard whose manifest is gone counts as none, which hides the rest.
@@ -148,13 +146,12 @@ def test_damaged_shards_of_the_store_are_put_there_again(
     assert {key: body(s3, bucket, key) for key in shards} == before
 
 
-def test_a_bucket_that_cannot_be_read_is_not_damage(s3, bucket, machine, tmp_path, guarded):
+def test_a_bucket_that_cannot_be_read_is_not_damage(bucket, machine, tmp_path, guarded):
     with pytest.raises(StorageError, match="permission is denied"):
         verify_paths([f"s3://{bucket}/index"])
 
 
-def test_copies_are_for_their_owner_alone(s3, bucket, machine, tmp_path, monkeypatch):
-    corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
+def test_copies_are_for_their_owner_alone(machine, monkeypatch, corpus, out):
     for mask in (0o000, 0o022, 0o777):
         cache = machine(f"umask{mask}")
         before = os.umask(mask)
@@ -179,8 +176,7 @@ def test_copies_are_for_their_owner_alone(s3, bucket, machine, tmp_path, monkeyp
 
 
 @pytest.mark.timeout(60)
-def test_a_pipe_in_place_of_a_copy_is_not_waited_for(bucket, machine, tmp_path):
-    out = f"s3://{bucket}/index"
+def test_a_pipe_in_place_of_a_copy_is_not_waited_for(machine, tmp_path, out):
     build(corpus_file(tmp_path / "c.parquet"), out=out)
     (copy,) = machine("first").rglob("CURRENT")
     copy.unlink()

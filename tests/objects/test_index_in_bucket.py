@@ -9,15 +9,17 @@ import pytest
 from tests.helpers.bad_input import process, succeed
 from tests.objects.helpers import OPTIONS, SHARDS, build, corpus_file, hits, keys
 from whiten_index import BuildConfig, encode_corpus, list_versions, open_index
+from whiten_index.artifacts.object_store import Bucket
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, StorageError
+from whiten_index.pipeline import build as build_room
+from whiten_index.versions import retention
 from whiten_index.versions.gc import gc_store
 from whiten_index.versions.retention import rollback
 
 pytestmark = pytest.mark.service
 
 
-def test_a_second_opening_compares_and_downloads_nothing(s3, bucket, machine, tmp_path, caplog):
-    out = f"s3://{bucket}/index"
+def test_a_second_opening_compares_and_downloads_nothing(machine, tmp_path, caplog, out):
     build(corpus_file(tmp_path / "c.parquet"), out=out)
     machine("second")
     caplog.set_level("INFO", logger="werkzeug")
@@ -51,7 +53,7 @@ OPENED: dict[tuple[str, ...], set[str]] = {
 
 
 @pytest.mark.parametrize("command", OPENED, ids=lambda command: command[0])
-def test_only_files_that_are_opened_are_fetched(s3, bucket, machine, tmp_path, caplog, command):
+def test_only_files_that_are_opened_are_fetched(bucket, machine, tmp_path, caplog, command):
     out, opened = f"s3://{bucket}/index", OPENED[command]
     # A file that changed just now may change again without a trace.
     os.utime(corpus := corpus_file(tmp_path / "c.parquet"), (1e9, 1e9))
@@ -72,15 +74,12 @@ def tags(s3: Any, bucket: str) -> dict[str, str]:
     return {key: s3.head_object(Bucket=bucket, Key=key)["ETag"] for key in keys(s3, bucket)}
 
 
-def test_the_same_build_on_two_machines_at_once(s3, bucket, machine, tmp_path, overtaken):
+def test_the_same_build_on_two_machines_at_once(s3, bucket, machine, tmp_path, overtaken, out):
     """Both make a version of one name, of files that differ: what is published is one of them."""
-    from whiten_index.pipeline import build as room
-
     # A file that changed just now is read again, and then noted as read.
     os.utime(corpus := corpus_file(tmp_path / "c.parquet"), (1e9, 1e9))
-    out = f"s3://{bucket}/index"
     second = []
-    with overtaken(room, "write_files", lambda: second.append(build(corpus, out=out))):
+    with overtaken(build_room, "write_files", lambda: second.append(build(corpus, out=out))):
         first = build(corpus, out=out)
     # The second one's, whose seconds are other ones.
     assert first.manifest == second[0].manifest
@@ -93,10 +92,7 @@ def test_the_same_build_on_two_machines_at_once(s3, bucket, machine, tmp_path, o
     assert tags(s3, bucket) == before
 
 
-def test_an_upload_that_was_cut_off_shows_nothing(s3, bucket, machine, tmp_path, monkeypatch):
-    from whiten_index.artifacts.object_store import Bucket
-
-    out = f"s3://{bucket}/index"
+def test_an_upload_that_was_cut_off_shows_nothing(machine, tmp_path, monkeypatch, out):
     first = build(corpus_file(tmp_path / "c.parquet"), out=out)
     real = Bucket.put
 
@@ -121,8 +117,7 @@ def test_an_upload_that_was_cut_off_shows_nothing(s3, bucket, machine, tmp_path,
 
 
 @pytest.mark.parametrize("name", ["index.faiss", "documents.arrow"])
-def test_a_damaged_copy_is_fetched_again(s3, bucket, machine, tmp_path, name):
-    out = f"s3://{bucket}/index"
+def test_a_damaged_copy_is_fetched_again(machine, tmp_path, name, out):
     report = build(corpus_file(tmp_path / "c.parquet"), out=out)
     cache, before = machine("second"), hits(out)
     (copy,) = cache.glob(f"objects/*/versions/{report.version}/{name}")
@@ -134,8 +129,7 @@ def test_a_damaged_copy_is_fetched_again(s3, bucket, machine, tmp_path, name):
     assert hits(out) == before
 
 
-def test_a_killed_download_leaves_nothing_after_the_next_start(s3, bucket, machine, tmp_path):
-    out = f"s3://{bucket}/index"
+def test_a_killed_download_leaves_nothing_after_the_next_start(machine, tmp_path, out):
     build(corpus_file(tmp_path / "c.parquet"), out=out)
     expected, cache = hits(out), machine("second")
     code = """if True:
@@ -152,8 +146,7 @@ def test_a_killed_download_leaves_nothing_after_the_next_start(s3, bucket, machi
     assert not list(cache.glob("objects/*/.downloads/*"))
 
 
-def test_no_bucket_and_no_server_are_told_at_once(s3, machine, tmp_path, monkeypatch):
-    corpus = corpus_file(tmp_path / "c.parquet")
+def test_no_bucket_and_no_server_are_told_at_once(s3, machine, monkeypatch, corpus):
     for ask in (
         lambda: open_index("s3://nowhere-at-all/i"),
         lambda: build(corpus, out="s3://nowhere-at-all/i"),
@@ -169,8 +162,7 @@ def test_no_bucket_and_no_server_are_told_at_once(s3, machine, tmp_path, monkeyp
         build(corpus, out="s3://nowhere-at-all/i")
 
 
-def test_back_to_an_earlier_version(s3, bucket, machine, tmp_path, monkeypatch):
-    corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
+def test_back_to_an_earlier_version(s3, bucket, machine, tmp_path, monkeypatch, corpus, out):
     first = build(corpus, out=out)
     second = build(corpus_file(tmp_path / "d.parquet", shards=SHARDS + 1), out=out)
     cache = machine("second")
@@ -190,13 +182,11 @@ def test_back_to_an_earlier_version(s3, bucket, machine, tmp_path, monkeypatch):
     assert rollback(out, to=second.version).to == second.version
 
     # A version is published between the look at what there is and the rollback's own.
-    from whiten_index.versions import retention as room
-
     def overtaken(*arguments: Any) -> Any:
         s3.put_object(Bucket=bucket, Key="index/CURRENT", Body=b"another")
         return checked(*arguments)
 
-    checked = room._checked
-    monkeypatch.setattr(room, "_checked", overtaken)
+    checked = retention._checked
+    monkeypatch.setattr(retention, "_checked", overtaken)
     with pytest.raises(BusyError, match="changed by another command meanwhile"):
         rollback(out)

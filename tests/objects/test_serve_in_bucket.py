@@ -1,7 +1,5 @@
 """A server of an index in a bucket takes up what another machine publishes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

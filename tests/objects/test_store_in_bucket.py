@@ -4,6 +4,7 @@ import time
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers.bad_input import process, succeed
@@ -33,8 +34,6 @@ def rows_of(store: str, report: EncodeReport) -> np.ndarray[Any, Any]:
 
 def test_rows_that_others_hold_are_picked_from_the_bucket(store, machine, tmp_path):
     encode(corpus_file(tmp_path / "c.parquet"), store)
-    import pyarrow.parquet as pq
-
     table = pq.read_table(tmp_path / "c.parquet").slice(3)
     pq.write_table(table, tmp_path / "d.parquet")
     machine("second")
@@ -65,8 +64,7 @@ build(corpus, out=out)
 
 
 @pytest.mark.parametrize("finished", [0, 2])
-def test_killed_and_resumed_elsewhere(s3, bucket, machine, tmp_path, finished):
-    corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
+def test_killed_and_resumed_elsewhere(s3, bucket, machine, tmp_path, finished, corpus, out):
     mark = tmp_path / "mark"
     with process(corpus, out, finished, mark, code=CHILD) as child:
         while not mark.exists():
@@ -98,8 +96,7 @@ def segment_keys(s3: Any, bucket: str, name: str) -> list[str]:
 
 @pytest.mark.parametrize("name", ["manifest.json", "embeddings.safetensors", "moments.safetensors"])
 @pytest.mark.parametrize("how", ["cut", "gone", "flipped"])
-def test_what_is_damaged_or_gone_is_encoded_again(s3, bucket, store, machine, tmp_path, name, how):
-    corpus = corpus_file(tmp_path / "c.parquet")
+def test_what_is_damaged_or_gone_is_encoded_again(s3, bucket, store, machine, name, how, corpus):
     report = encode(corpus, store)
     key = segment_keys(s3, bucket, name)[1]
     body = s3.get_object(Bucket=bucket, Key=key)["Body"].read()
@@ -121,7 +118,7 @@ def test_what_is_damaged_or_gone_is_encoded_again(s3, bucket, store, machine, tm
     np.testing.assert_array_equal(rows_of(store, report), random_rows(0, rows=SHARDS * ROWS))
 
 
-def test_a_sweep_goes_on_on_another_machine(bucket, s3, machine, tmp_path, overtaken):
+def test_a_sweep_goes_on_on_another_machine(bucket, machine, tmp_path, overtaken):
     out = f"s3://{bucket}/swept"
     wish = {"corpus": (corpus_file(tmp_path / "c.parquet"),), "embedding_column": "embedding"}
 

@@ -10,10 +10,12 @@ import pytest
 
 from tests.objects.helpers import SHARDS, build, corpus_file, hits, keys, put_corpus
 from whiten_index import PushConfig, QueryTransform, open_index, push_index
-from whiten_index.artifacts.object_store import _MissingError
+from whiten_index.artifacts.object_store import Bucket, Digests, _MissingError
 from whiten_index.errors import BusyError, ConfigError, GateError, StorageError
+from whiten_index.pipeline import update as update_room
 from whiten_index.pipeline.update import update_index
 from whiten_index.pipeline.update_config import UpdateConfig
+from whiten_index.versions import retention
 from whiten_index.versions.gc import gc_store
 from whiten_index.versions.retention import list_versions, prune, rollback
 
@@ -48,7 +50,7 @@ def test_a_night_on_another_machine_is_that_of_a_folder(s3, bucket, machine, tmp
 
 
 def test_a_text_that_is_new_is_stored_by_another_machine(
-    s3, bucket, machine, tmp_path, texts, tiny_model
+    bucket, machine, tmp_path, texts, tiny_model
 ):
     corpus, out, folder = tmp_path / "c.parquet", f"s3://{bucket}/index", str(tmp_path / "folder")
     encoder = {"embedding_column": None, "text_columns": ("text",), "model": str(tiny_model)}
@@ -74,16 +76,13 @@ def made(out: str, folder: Path, number: int) -> list[str]:
     return names
 
 
-def test_of_two_updates_at_once_one_is_published(s3, bucket, machine, tmp_path, overtaken):
-    from whiten_index.pipeline import update as room
-
-    corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
+def test_of_two_updates_at_once_one_is_published(machine, tmp_path, overtaken, corpus, out):
     build(corpus, out=out)
     other = corpus_file(tmp_path / "d.parquet", shards=SHARDS + 2)
     corpus_file(tmp_path / "c.parquet", shards=SHARDS + 1)
     second = list[Any]()
     with (
-        overtaken(room, "write_files", lambda: second.append(update(out, corpus=(other,)))),
+        overtaken(update_room, "write_files", lambda: second.append(update(out, corpus=(other,)))),
         pytest.raises(BusyError, match="was changed by another"),
     ):
         update(out)
@@ -94,21 +93,18 @@ def test_of_two_updates_at_once_one_is_published(s3, bucket, machine, tmp_path, 
     with pytest.raises(GateError, match="would publish 40 in their place"):
         build(corpus, out=out, limit=40)
     # One that makes what a build has published meanwhile succeeds.
-    with overtaken(room, "write_files", lambda: second.append(build(corpus, out=out))):
+    with overtaken(update_room, "write_files", lambda: second.append(build(corpus, out=out))):
         done = update_index(UpdateConfig(index=out, corpus=(corpus,), refit="always"))
     assert done.version == second[1].version
     assert (done.to_json()["rows"]["deleted"] > 0, done.to_json()["gates"]) == (True, [])
 
 
 def test_a_version_of_a_machine_whose_mark_was_taken_is_removed(
-    s3, bucket, machine, tmp_path, monkeypatch
+    s3, bucket, machine, tmp_path, monkeypatch, corpus, out
 ):
-    from whiten_index.pipeline import update as room
-
-    corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
     build(corpus, out=out)
     corpus_file(tmp_path / "c.parquet", shards=SHARDS + 1)
-    real = room.set_current
+    real = update_room.set_current
 
     def unmarked(*arguments: Any, **options: Any) -> None:
         for key in keys(s3, bucket):
@@ -117,7 +113,7 @@ def test_a_version_of_a_machine_whose_mark_was_taken_is_removed(
         real(*arguments, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(room, "set_current", unmarked)
+        patched.setattr(update_room, "set_current", unmarked)
         with pytest.raises(BusyError, match="was not heard of"):
             update(out)
     machine("second")
@@ -126,11 +122,8 @@ def test_a_version_of_a_machine_whose_mark_was_taken_is_removed(
 
 
 def test_pruned_versions_are_gone_from_the_bucket_and_never_published_again(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    s3: Any, bucket: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str
 ) -> None:
-    from whiten_index.artifacts.object_store import Bucket
-
-    out = f"s3://{bucket}/index"
     names = made(out, tmp_path, 4)
     machine("second")
     real, deleted = Bucket.delete, list[str]()
@@ -160,11 +153,8 @@ def test_pruned_versions_are_gone_from_the_bucket_and_never_published_again(
 
 
 def test_one_bad_answer_of_the_server_is_no_damage(
-    s3: Any, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str
 ) -> None:
-    from whiten_index.artifacts.object_store import Bucket, Digests
-
-    out = f"s3://{bucket}/index"
     made(out, tmp_path, 2)
     real, cut = Bucket.digest, list[str]()
 
@@ -182,11 +172,8 @@ def test_one_bad_answer_of_the_server_is_no_damage(
 
 @pytest.mark.parametrize("name", ["index.faiss", "manifest.json"])
 def test_one_bad_answer_of_the_server_skips_no_version(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, out: str
 ) -> None:
-    from whiten_index.artifacts.object_store import Bucket
-
-    out = f"s3://{bucket}/index"
     names = made(out, tmp_path, 3)
     machine("second")
     download, get, cut = Bucket.download, Bucket.get, list[str]()
@@ -221,13 +208,9 @@ def test_one_bad_answer_of_the_server_skips_no_version(
     ],
 )  # fmt: skip
 def test_answers_that_are_not_what_is_listed_are_no_damage(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    name: str, how: str,
-) -> None:  # fmt: skip
+    machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, how: str, out: str
+) -> None:
     """As of a proxy with a broken copy, or a replica that lags; the object itself is sound."""
-    from whiten_index.artifacts.object_store import Bucket
-
-    out = f"s3://{bucket}/index"
     names = made(out, tmp_path, 3)
     real = Bucket._parts, Bucket.get
 
@@ -261,16 +244,13 @@ def test_answers_that_are_not_what_is_listed_are_no_damage(
 
 
 def test_a_rollback_that_a_prune_overtakes_publishes_nothing(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path, overtaken: Any
+    machine: Any, tmp_path: Path, overtaken: Any, out: str
 ) -> None:
-    from whiten_index.versions import retention as room
-
-    out = f"s3://{bucket}/index"
     first = build(corpus_file(tmp_path / "c.parquet"), out=out).version
     corpus_file(tmp_path / "c.parquet", shards=SHARDS + 1)
     second, removed = update(out).version, list[Any]()
     with (
-        overtaken(room, "set_current", lambda: removed.append(prune(out, keep=1).removed)),
+        overtaken(retention, "set_current", lambda: removed.append(prune(out, keep=1).removed)),
         pytest.raises(BusyError),
     ):
         rollback(out)

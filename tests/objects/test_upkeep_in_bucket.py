@@ -23,6 +23,7 @@ from whiten_index.artifacts.lock import this_owner
 from whiten_index.artifacts.manifest import sealed_json
 from whiten_index.artifacts.object_store import Bucket
 from whiten_index.errors import BusyError
+from whiten_index.pipeline import build as build_room
 from whiten_index.store.dtypes import StoreDtype
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.versions import gc as gc_room
@@ -122,8 +123,9 @@ def test_they_do_what_they_do_in_a_folder(s3, bucket, machine, tmp_path):
     assert not marks(s3, bucket)
 
 
-def test_a_machine_with_copies_does_not_put_there_again_what_is_gone(s3, bucket, machine, tmp_path):
-    out = f"s3://{bucket}/index"
+def test_a_machine_with_copies_does_not_put_there_again_what_is_gone(
+    s3, bucket, machine, tmp_path, out
+):
     nights(tmp_path, out)
     machine("second")
     succeed("prune", out, "--keep", 1)
@@ -141,8 +143,7 @@ def test_a_machine_with_copies_does_not_put_there_again_what_is_gone(s3, bucket,
     assert build(corpus, out=out).up_to_date
 
 
-def test_verify_reads_every_kind_of_object_of_the_store(s3, bucket, machine, tmp_path):
-    out = f"s3://{bucket}/index"
+def test_verify_reads_every_kind_of_object_of_the_store(s3, bucket, machine, tmp_path, out):
     nights(tmp_path, out, count=2)
     # Of each kind of file one.
     for key in {key.rpartition("/")[2]: key for key in keys(s3, bucket, "index/store/")}.values():
@@ -253,8 +254,9 @@ def test_a_store_knows_its_indexes_as_long_as_one_list_is_there(s3, bucket, mach
 
 
 @pytest.mark.parametrize("command", ["gc", "compact"])
-def test_they_may_be_killed_at_any_request(s3, bucket, machine, tmp_path, monkeypatch, command):
-    out = f"s3://{bucket}/index"
+def test_they_may_be_killed_at_any_request(
+    s3, bucket, machine, tmp_path, monkeypatch, command, out
+):
     nights(tmp_path, out)
     succeed("prune", out, "--keep", 1)
     before, expected = bodies(s3, bucket), hits(out)
@@ -283,8 +285,9 @@ def test_they_may_be_killed_at_any_request(s3, bucket, machine, tmp_path, monkey
     assert len(ends) == 1 or command == "compact"
 
 
-def test_the_mark_of_a_process_of_this_machine_that_ended_is_taken(s3, bucket, machine, tmp_path):
-    out = f"s3://{bucket}/index"
+def test_the_mark_of_a_process_of_this_machine_that_ended_is_taken(
+    s3, bucket, machine, tmp_path, out
+):
     nights(tmp_path, out, count=1)
     with process(code="") as child:
         child.wait()
@@ -315,11 +318,8 @@ def published(s3: Any, bucket: str) -> dict[str, bytes]:
     }
 
 
-def test_gc_beside_a_build_on_another_machine(s3, bucket, machine, tmp_path, overtaken):
+def test_gc_beside_a_build_on_another_machine(s3, bucket, machine, tmp_path, overtaken, out):
     """It waits for a live one, and from one that is not heard of it takes the right to publish."""
-    from whiten_index.pipeline import build as room
-
-    out = f"s3://{bucket}/index"
     nights(tmp_path, out)
     first = corpus_of_night(tmp_path / "c.parquet", 3)
     current = []
@@ -338,7 +338,7 @@ def test_gc_beside_a_build_on_another_machine(s3, bucket, machine, tmp_path, ove
 
     second = corpus_of_night(tmp_path / "d.parquet", 1)
     with (
-        overtaken(room, "write_files", upkeep),
+        overtaken(build_room, "write_files", upkeep),
         pytest.raises(BusyError, match="not heard of for 10 minutes"),
     ):
         build(first, out=out, force=True)
@@ -350,9 +350,8 @@ def test_gc_beside_a_build_on_another_machine(s3, bucket, machine, tmp_path, ove
 
 
 def test_gc_beside_a_first_build_that_is_about_to_publish(
-    s3: Any, bucket: str, tmp_path: Path, overtaken: Any
+    s3: Any, bucket: str, tmp_path: Path, overtaken: Any, out: str
 ) -> None:
-    out = f"s3://{bucket}/index"
     corpus = corpus_of_night(tmp_path / "c.parquet", 0)
     columns = ("--embedding-column", "embedding", "--id-column", "id")
 
@@ -373,9 +372,10 @@ def test_gc_beside_a_first_build_that_is_about_to_publish(
     [(gc_room, "_needed_segments", 0), (references_room, "index_references", 3)],
     ids=["rows of before", "new rows, which are no damage"],
 )
-def test_a_build_beside_gc_on_another_machine(s3, bucket, tmp_path, overtaken, room, step, night):
+def test_a_build_beside_gc_on_another_machine(
+    s3, bucket, tmp_path, overtaken, room, step, night, out
+):
     """It does not begin; and a gc that is not heard of removes nothing more."""
-    out = f"s3://{bucket}/index"
     nights(tmp_path, out)
     succeed("prune", out, "--keep", 1)
     corpus = corpus_of_night(tmp_path / "c.parquet", night)
@@ -395,8 +395,6 @@ def test_a_build_beside_gc_on_another_machine(s3, bucket, tmp_path, overtaken, r
 
 
 def test_a_store_in_a_folder_of_an_index_in_a_bucket(s3, bucket, tmp_path, monkeypatch, overtaken):
-    from whiten_index.pipeline import build as room
-
     store, out = tmp_path / "store", f"s3://{bucket}/index"
     nights(tmp_path, out, store=str(store))
     found = json.loads(succeed(*GC, store))
@@ -409,7 +407,7 @@ def test_a_store_in_a_folder_of_an_index_in_a_bucket(s3, bucket, tmp_path, monke
         patch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
         assert run("gc", store, "--forget", out)[0] == 7
     # On another machine that has the folder, locks of this one are not seen.
-    with overtaken(room, "write_files", lambda: fails(6, "", *GC, store)):
+    with overtaken(build_room, "write_files", lambda: fails(6, "", *GC, store)):
         build(corpus_of_night(tmp_path / "c.parquet", 0), out=out, store=str(store))
     for key in keys(s3, bucket, "index/"):
         s3.delete_object(Bucket=bucket, Key=key)
@@ -419,8 +417,7 @@ def test_a_store_in_a_folder_of_an_index_in_a_bucket(s3, bucket, tmp_path, monke
     assert json.loads(succeed(*GC, store))["indexes"] == []
 
 
-def test_the_nightly_job_collects_in_a_bucket(s3, bucket, machine, tmp_path):
-    out = f"s3://{bucket}/index"
+def test_the_nightly_job_collects_in_a_bucket(s3, bucket, machine, tmp_path, out):
     nights(tmp_path, out)
     job = tmp_path / "job.toml"
     job.write_text(f'index = "{out}"\nkeep-versions = 1\ncompact = true\nrefit = "never"\n')

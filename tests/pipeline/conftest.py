@@ -1,7 +1,5 @@
 """The index that is migrated."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """An index, its store and a corpus, to be migrated to another embedding model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,8 +67,7 @@ class Migration:
         return pq.read_table(self.built / "c.parquet")
 
     def texts(self) -> list[str]:
-        texts: list[str] = self.table()["text"].to_pylist()
-        return texts
+        return self.table()["text"].to_pylist()
 
     def write(self, table: pa.Table, *new: str) -> None:
         """Write the folder's own corpus: rows, and new texts whose ids are the same."""

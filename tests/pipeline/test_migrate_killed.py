@@ -5,8 +5,6 @@ before a share of their file operations, and prints a JSON object for each; ``pr
 empty. The library of ``tests/faults/interpose.c`` must be preloaded.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import importlib

@@ -1,7 +1,5 @@
 """A small index of texts, and servers of it in separate processes."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Clients of OpenAI's API, pointed at a server: reduced vectors without a line of ours."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

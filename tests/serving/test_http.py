@@ -1,7 +1,5 @@
 """Requests over HTTP: what they find, and how they are refused."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import errno

@@ -1,7 +1,5 @@
 """The tools of MCP, called by the protocol's own client."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

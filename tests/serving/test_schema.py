@@ -1,7 +1,5 @@
 """Requests made from the OpenAPI document: none is answered by an error of the server."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -45,8 +45,7 @@ def push(index: Path, to: Path, **options: Any) -> PushReport:
 
 
 def status(index: Path, to: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(succeed("push", index, "--to", to, "--status", "--json"))
-    return found
+    return json.loads(succeed("push", index, "--to", to, "--status", "--json"))
 
 
 def told(rows: int, k: int) -> PushedTable:

@@ -4,8 +4,6 @@ A corpus is files of rows with given embeddings. Each embedding is given by its 
 that what any part must hold is known without the store.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools
