@@ -10,18 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.acceptance import vectors
 from tests.acceptance.commands import done, refused, run, start
-from tests.acceptance.vectors import (
-    COLUMNS,
-    OPTIONS,
-    Place,
-    Vectors,
-    build,
-    checksums,
-    count_files,
-    search,
-    some,
-)
+from tests.acceptance.vectors import Place, Vectors, build
 
 # Of a version that an update made.
 FILES = (
@@ -48,7 +39,7 @@ class Indexed(Place):
 
     def build(self) -> tuple[object, ...]:
         """The command that makes the newest rows an index, from scratch where need be."""
-        return ("build", self.corpus, *OPTIONS, "--out", self.index)
+        return ("build", self.corpus, *vectors.OPTIONS, "--out", self.index)
 
     def assert_night(self, night: int) -> None:
         self.assert_searches(self.nights[night], fitted=self.rows)
@@ -56,8 +47,8 @@ class Indexed(Place):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Indexed:
-    rows = some(300)
-    nights = [rows, rows[20:] + some(30, "second"), rows[40:] + some(60, "third")]
+    rows = vectors.some(300)
+    nights = [rows, rows[20:] + vectors.some(30, "second"), rows[40:] + vectors.some(60, "third")]
     made = Indexed(tmp_path_factory.mktemp("made") / "work", rows, nights, [])
     for number, night in enumerate(nights):
         made.write(night)
@@ -92,7 +83,7 @@ def test_versions_are_listed_newest_first(place: Indexed) -> None:
 
 
 def test_a_rollback_publishes_the_version_before(place: Indexed) -> None:
-    before = checksums(place.index / "versions")
+    before = vectors.checksums(place.index / "versions")
     done("rollback", place.index)
     assert place.published() == place.names[1]
     place.assert_night(1)
@@ -101,7 +92,7 @@ def test_a_rollback_publishes_the_version_before(place: Indexed) -> None:
     place.assert_night(0)
     done("rollback", place.index, "--to", place.names[2])
     place.assert_night(2)
-    assert checksums(place.index / "versions") == before
+    assert vectors.checksums(place.index / "versions") == before
     refused(2, "rollback", place.index, "--to", "000009-0123456789ab")
     assert place.published() == place.names[2]
 
@@ -126,11 +117,11 @@ def test_prune_keeps_the_newest_versions_and_the_published_one(place: Indexed) -
 def test_gc_removes_what_nothing_needs_and_nothing_else(place: Indexed) -> None:
     """Embeddings that only removed versions had go; all that is searched stays."""
     done("gc", place.store, "--keep-days", 0)
-    before = checksums(place.work)
+    before = vectors.checksums(place.work)
     removed = json.loads(done("gc", place.store, "--keep-days", 0, "--json"))
     assert removed["bytes"] == 0
-    assert checksums(place.work) == before
-    exact = place.search(some(20, "query").rows, "--rerank", 50)
+    assert vectors.checksums(place.work) == before
+    exact = place.search(vectors.some(20, "query").rows, "--rerank", 50)
 
     # Every row changes, and changes back.
     place.write(place.nights[2].moved(0.5))
@@ -138,13 +129,13 @@ def test_gc_removes_what_nothing_needs_and_nothing_else(place: Indexed) -> None:
     done("rollback", place.index, "--to", place.names[2])
     done("prune", place.index, "--keep", 1)
     names = {each.name for each in (place.index / "versions").iterdir()}
-    before = checksums(place.work)
+    before = vectors.checksums(place.work)
     # What is recent may be of an encode that was interrupted.
     done("gc", place.store)
     dry = json.loads(done("gc", place.store, "--keep-days", 0, "--dry-run", "--json"))
-    assert checksums(place.work) == before
+    assert vectors.checksums(place.work) == before
     report = json.loads(done("gc", place.store, "--keep-days", 0, "--json"))
-    after = checksums(place.work)
+    after = vectors.checksums(place.work)
     gone = set(before) - set(after)
     assert gone
     assert dry["bytes"] == report["bytes"] > 0
@@ -152,7 +143,7 @@ def test_gc_removes_what_nothing_needs_and_nothing_else(place: Indexed) -> None:
     assert {name: before[name] for name in after} == after
     assert {each.name for each in (place.index / "versions").iterdir()} == names
     place.assert_night(2)
-    assert place.search(some(20, "query").rows, "--rerank", 50) == exact
+    assert place.search(vectors.some(20, "query").rows, "--rerank", 50) == exact
     done("verify", place.index)
 
 
@@ -164,23 +155,23 @@ def test_gc_stops_where_it_cannot_list_a_folder(place: Indexed, folder: str) -> 
     hidden = other / folder if folder == "versions" else other
     hidden.rename(place.work / "away")
     hidden.write_text("")
-    before = checksums(place.work)
+    before = vectors.checksums(place.work)
     ended = run("gc", place.store, "--keep-days", 0)
     assert ended.status in (5, 7), (ended.status, ended.err)
     assert str(hidden) in ended.err
-    assert checksums(place.work) == before
+    assert vectors.checksums(place.work) == before
     hidden.unlink()
     (place.work / "away").rename(hidden)
     done("gc", place.store, "--keep-days", 0)
 
 
 def test_compact_joins_files_and_changes_no_answer(place: Indexed) -> None:
-    queries = some(20, "query").rows
+    queries = vectors.some(20, "query").rows
     plain = place.search(queries)
     exact = place.search(queries, "--rerank", 50)
-    before = checksums(place.store)
+    before = vectors.checksums(place.store)
     done("compact", place.store)
-    assert len(checksums(place.store)) < len(before)
+    assert len(vectors.checksums(place.store)) < len(before)
     done("verify", place.index)
     assert place.search(queries) == plain
     assert place.search(queries, "--rerank", 50) == exact
@@ -219,7 +210,7 @@ def test_a_flipped_bit_in_what_says_which_version_counts_is_found(place: Indexed
 def test_a_flipped_bit_in_any_file_of_the_store_is_found_and_mended(place: Indexed) -> None:
     done("prune", place.index, "--keep", 1)
     done("gc", place.store, "--keep-days", 0)
-    before = checksums(place.store)
+    before = vectors.checksums(place.store)
     for name in before:
         path = place.store / name
         content = path.read_bytes()
@@ -232,9 +223,9 @@ def test_a_flipped_bit_in_any_file_of_the_store_is_found_and_mended(place: Index
     damaged = [name for name in before if name.endswith("embeddings.safetensors")]
     for name in damaged:
         flip(place.store / name)
-    queries = some(20, "query")
+    queries = vectors.some(20, "query")
     queries.write(place.work / "queries.parquet")
-    asked = ("--queries", place.work / "queries.parquet", *COLUMNS, "--rerank", 50)
+    asked = ("--queries", place.work / "queries.parquet", *vectors.COLUMNS, "--rerank", 50)
     refused(5, "search", place.index, *asked, "--run", place.work / "refused.parquet")
     done(*place.build())
     # What was damaged, was made anew and nothing needs any more.
@@ -247,13 +238,13 @@ def test_a_flipped_bit_in_any_file_of_the_store_is_found_and_mended(place: Index
 @contextmanager
 def stopped_build(work: Path) -> Iterator[tuple[Path, tuple[object, ...]]]:
     """Yield the index that a process is building, which stands still, and its command."""
-    rows = some(8_000, "many", dim=32)
-    command = ("build", rows.write(work / "many.parquet"), *OPTIONS, "--shard-rows", 50)
+    rows = vectors.some(8_000, "many", dim=32)
+    command = ("build", rows.write(work / "many.parquet"), *vectors.OPTIONS, "--shard-rows", 50)
     index = work / "many"
     process = start(*command, "--out", index)
     try:
         deadline = time.monotonic() + 120
-        while count_files(index / "store") < 10:
+        while vectors.count_files(index / "store") < 10:
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline
             time.sleep(0.005)
@@ -273,5 +264,5 @@ def test_two_commands_at_once_on_one_folder(tmp_path: Path) -> None:
     with stopped_build(tmp_path) as (index, command):
         assert str(index) in refused(6, *command)
         assert not (index / "CURRENT").exists()
-    assert len(search(index, some(5, "query", dim=32).rows, tmp_path)) == 5
+    assert len(vectors.search(index, vectors.some(5, "query", dim=32).rows, tmp_path)) == 5
     assert json.loads(done(*command, "--json"))["up_to_date"]

@@ -6,19 +6,7 @@ import numpy as np
 import pytest
 
 from tests.pipeline import choosing
-from tests.pipeline.choosing import (
-    Judged,
-    Place,
-    assert_applied,
-    assert_same_choice,
-    choice,
-    judged,
-    names_of,
-    parquet,
-    raw_embeddings,
-    stages,
-    vectors_of,
-)
+from tests.pipeline.choosing import Judged, Place
 from whiten_index import Moments, load_encoder
 from whiten_index.pipeline.build import BuildReport
 
@@ -34,11 +22,13 @@ def ndcg(ranked: list[str], grades: dict[str, int]) -> float:
 
 
 def assert_scored_by_labels(report: BuildReport, model: Path, labels: Judged) -> None:
-    raw = raw_embeddings(report)
-    names = names_of(report)
+    raw = choosing.raw_embeddings(report)
+    names = choosing.names_of(report)
     embedded = load_encoder(str(model)).encode_queries(list(labels.texts.values()))
-    for row in choice(report)["candidates"]:
-        queries, vectors = vectors_of(Moments.of(raw), row, embedded.astype(np.float64), raw)
+    for row in choosing.choice(report)["candidates"]:
+        queries, vectors = choosing.vectors_of(
+            Moments.of(raw), row, embedded.astype(np.float64), raw
+        )
         scores = []
         for cosines, query in zip(queries @ vectors.T, labels.texts, strict=True):
             # Each document at the place of its nearest row.
@@ -48,22 +38,22 @@ def assert_scored_by_labels(report: BuildReport, model: Path, labels: Judged) ->
 
 
 def test_judged_queries_choose_the_best_by_ndcg(place: Place) -> None:
-    labels = judged(place.root, place.texts, count=60)
+    labels = choosing.judged(place.root, place.texts, count=60)
     report = place.build("out", **labels.options())
-    found = choice(report)
+    found = choosing.choice(report)
     assert found["rule"] == "labels"
     assert found["sample"] == 60
     assert found["measure"].startswith("nDCG@10")
-    assert "encode pieces" not in stages(report)
+    assert "encode pieces" not in choosing.stages(report)
     assert_scored_by_labels(report, place.model, labels)
-    assert_applied(report)
+    choosing.assert_applied(report)
     # So it is where the embeddings are given, and the model encodes the queries alone.
-    raw = list(raw_embeddings(report).astype(np.float32))
-    path = parquet(place.root / "e.parquet", id=names_of(report), e=raw)
+    raw = list(choosing.raw_embeddings(report).astype(np.float32))
+    path = choosing.parquet(place.root / "e.parquet", id=choosing.names_of(report), e=raw)
     given = place.build(
         "given", corpus=(path,), text_columns=(), embedding_column="e", **labels.options()
     )
-    assert_same_choice(choice(given), found)
+    choosing.assert_same_choice(choosing.choice(given), found)
     # The best of each width, not the gentlest near it; and then the narrowest near the best.
     leaders = [row for row in found["candidates"] if row["leads"]]
     gentler_near = 0

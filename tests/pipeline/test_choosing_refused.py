@@ -7,15 +7,7 @@ from typing import Any
 import pytest
 
 from tests.pipeline import choosing
-from tests.pipeline.choosing import (
-    OPTIONS,
-    Place,
-    assert_refused,
-    embedded,
-    judged,
-    parquet,
-    shards,
-)
+from tests.pipeline.choosing import Place
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.pipeline.build import BuildReport
 
@@ -41,10 +33,10 @@ place = choosing.place
 def test_options_that_do_not_go_together_are_refused(
     place: Place, flags: tuple[str, ...], match: str
 ) -> None:
-    labels = judged(place.root, place.texts)
+    labels = choosing.judged(place.root, place.texts)
     names = {"queries": labels.queries, "qrels": labels.qrels}
     arguments = place.arguments(*(flag.format(**names) for flag in flags))
-    assert_refused(OPTIONS, match, *arguments)
+    choosing.assert_refused(choosing.OPTIONS, match, *arguments)
 
 
 BAD_LABELS = {
@@ -60,13 +52,13 @@ def test_labels_that_cannot_choose_are_refused_before_anything_is_encoded(
     tmp_path: Path, chosen: tuple[Place, BuildReport], case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, options = chosen[0], dict[str, Any]()
-    labels = judged(tmp_path, place.texts, count=9 if "9 judged" in case else 20)
+    labels = choosing.judged(tmp_path, place.texts, count=9 if "9 judged" in case else 20)
     options |= labels.options()
     if case == "a column without its model":
-        options |= {**embedded(tmp_path / "e.parquet"), "model": None, "text_columns": ()}
+        options |= {**choosing.embedded(tmp_path / "e.parquet"), "model": None, "text_columns": ()}
     elif case == "9 queries with a text":
         few = list(labels.texts)[:9]
-        options["queries"] = parquet(
+        options["queries"] = choosing.parquet(
             tmp_path / "few.parquet", id=few, text=[labels.texts[name] for name in few]
         )
     elif case == "no pytrec_eval":
@@ -74,4 +66,4 @@ def test_labels_that_cannot_choose_are_refused_before_anything_is_encoded(
     expected = ConfigError if case in list(BAD_LABELS)[-2:] else CorpusError
     with pytest.raises(expected, match=BAD_LABELS[case]):
         place.build(tmp_path / "out", store=str(tmp_path / "store"), **options)
-    assert not shards(tmp_path)
+    assert not choosing.shards(tmp_path)

@@ -8,17 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.pipeline import choosing
-from tests.pipeline.choosing import (
-    Place,
-    assert_applied,
-    assert_same_choice,
-    choice,
-    documents,
-    embedded,
-    parquet,
-    shards,
-    stages,
-)
+from tests.pipeline.choosing import Place
 from whiten_index import BuildConfig, build_index
 from whiten_index.artifacts.tensors import write_tensors
 from whiten_index.errors import ConfigError, FormatError
@@ -28,43 +18,43 @@ from whiten_index.pipeline.build import BuildReport
 def test_short_texts_are_chosen_for_by_the_spectrum_and_told_why(
     tmp_path: Path, model: Path
 ) -> None:
-    texts = documents(150, sentences=1)
-    corpus = parquet(tmp_path / "c.parquet", id=list(range(150)), text=texts)
+    texts = choosing.documents(150, sentences=1)
+    corpus = choosing.parquet(tmp_path / "c.parquet", id=list(range(150)), text=texts)
     place = Place(tmp_path, model, texts)
     report = place.build("out", corpus=(corpus,))
-    found = choice(report)
+    found = choosing.choice(report)
     assert found["rule"] == "spectrum"
     assert "150 of 150 texts are too short" in found["why"]
     assert found["candidates"] == []
     assert 0 <= found["chosen"]["exponent"] <= 1
-    assert_applied(report)
+    choosing.assert_applied(report)
 
 
 @pytest.mark.parametrize("wishes", [{}, {"k": 5}, {"exponent": 0.3}, {"center": False}])
 def test_embeddings_are_chosen_for_by_the_spectrum(tmp_path: Path, wishes: dict[str, Any]) -> None:
-    options = {**embedded(tmp_path / "c.parquet"), **wishes}
+    options = {**choosing.embedded(tmp_path / "c.parquet"), **wishes}
     report = build_index(BuildConfig(out=str(tmp_path / "out"), **options))
-    assert choice(report)["rule"] == "spectrum"
-    assert "only embeddings" in choice(report)["why"]
-    assert choice(report)["chosen"].items() >= wishes.items()
-    assert_applied(report)
+    assert choosing.choice(report)["rule"] == "spectrum"
+    assert "only embeddings" in choosing.choice(report)["why"]
+    assert choosing.choice(report)["chosen"].items() >= wishes.items()
+    choosing.assert_applied(report)
 
 
 def column(path: Path, dim: int, *, rank: int | None = None, rows: int = 300) -> dict[str, Any]:
     """Embeddings that fill the first ``rank`` of their dims."""
     values = np.random.default_rng(0).normal(size=(rows, dim)) * np.geomspace(1, 0.2, dim) + 0.5
     values[:, dim if rank is None else rank :] = 0
-    corpus = parquet(path, id=list(range(rows)), e=list(values.astype(np.float32)))
+    corpus = choosing.parquet(path, id=list(range(rows)), e=list(values.astype(np.float32)))
     return {"corpus": (corpus,), "embedding_column": "e", "id_column": "id"}
 
 
 def test_a_width_is_chosen_that_fits_the_budget(tmp_path: Path) -> None:
     options = column(tmp_path / "c.parquet", 96, rows=2_000) | {"store": str(tmp_path / "store")}
     free = build_index(BuildConfig(out=str(tmp_path / "free"), **options))
-    assert choice(free)["chosen"]["k"] == 32
+    assert choosing.choice(free)["chosen"]["k"] == 32
     # 2,000 rows of 32 dims take 16,640 bytes of binary codes and transforms, or more.
     kept = build_index(BuildConfig(out=str(tmp_path / "out"), memory_budget="30KB", **options))
-    assert choice(kept)["chosen"]["k"] == 16
+    assert choosing.choice(kept)["chosen"]["k"] == 16
     assert kept.manifest["bytes"]["index"]["total"] <= 30_000
 
 
@@ -83,7 +73,7 @@ def test_a_factory_that_fits_no_width_is_refused_before_anything_is_encoded(
     options = column(tmp_path / "c.parquet", 98)
     with pytest.raises(ConfigError, match=told):
         build_index(BuildConfig(out=str(tmp_path / "out"), factory=factory, **options))
-    assert not shards(tmp_path)
+    assert not choosing.shards(tmp_path)
 
 
 place = choosing.place
@@ -93,11 +83,11 @@ def test_a_second_build_finds_the_choice_in_the_store(
     place: Place, chosen: tuple[Place, BuildReport]
 ) -> None:
     again = place.build("first")
-    assert choice(again) == choice(chosen[1])
-    assert not {"encode pieces", "choose"} & stages(again)
+    assert choosing.choice(again) == choosing.choice(chosen[1])
+    assert not {"encode pieces", "choose"} & choosing.stages(again)
     elsewhere = place.build("elsewhere")
-    assert choice(elsewhere) == choice(chosen[1])
-    assert not {"encode pieces", "choose"} & stages(elsewhere)
+    assert choosing.choice(elsewhere) == choosing.choice(chosen[1])
+    assert not {"encode pieces", "choose"} & choosing.stages(elsewhere)
 
 
 def test_a_store_alone_gives_the_same_choice(
@@ -105,11 +95,11 @@ def test_a_store_alone_gives_the_same_choice(
 ) -> None:
     alone = {"corpus": (), "text_columns": (), "id_column": None}
     report = place.build("alone", **alone)
-    assert choice(report) == choice(chosen[1])
-    assert_applied(report)
+    assert choosing.choice(report) == choosing.choice(chosen[1])
+    choosing.assert_applied(report)
     with_a_wish = place.build("wish", k=20, **alone)
-    assert choice(with_a_wish)["rule"] == "pieces"
-    assert_applied(with_a_wish)
+    assert choosing.choice(with_a_wish)["rule"] == "pieces"
+    choosing.assert_applied(with_a_wish)
 
 
 def damaged(path: Path, how: str) -> None:
@@ -143,10 +133,10 @@ def test_a_damaged_note_is_made_anew(
         for note in place.store.glob("*/choices/*"):
             note.unlink()
     report = place.build("out")
-    assert_same_choice(choice(report), choice(chosen[1]))
-    assert ("encode pieces" in stages(report)) is (kind == "samples")
-    assert "choose" in stages(report)
-    assert not {"encode pieces", "choose"} & stages(place.build("again"))
+    choosing.assert_same_choice(choosing.choice(report), choosing.choice(chosen[1]))
+    assert ("encode pieces" in choosing.stages(report)) is (kind == "samples")
+    assert "choose" in choosing.stages(report)
+    assert not {"encode pieces", "choose"} & choosing.stages(place.build("again"))
 
 
 def test_a_sample_of_a_later_release_is_left_alone(

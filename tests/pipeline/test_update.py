@@ -10,17 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers import updates
-from tests.helpers.updates import (
-    Place,
-    assert_equals_fresh,
-    assert_holds,
-    codes_by_id,
-    ids_of,
-    inner_of,
-    some_rows,
-    vectors_of,
-    version_of,
-)
+from tests.helpers.updates import Place
 from whiten_index import BuildConfig, UpdateConfig, build_index, open_index, update_index
 from whiten_index.errors import GateError
 from whiten_index.pipeline.plan import plan_update
@@ -52,7 +42,7 @@ def test_an_update_that_refits_equals_a_fresh_build(tmp_path: Path, name: str) -
     fresh = place.fresh()
     assert report.update["decision"]["whitening"] == "refit"
     assert report.version != report.base
-    assert_equals_fresh(place.out, fresh.out)
+    updates.assert_equals_fresh(place.out, fresh.out)
     assert report.manifest["identity"] == fresh.manifest["identity"]
     counts, theirs = report.encoded.counts, fresh.encoded.counts
     assert (counts.read, counts.skipped) == (theirs.read, theirs.skipped)
@@ -75,30 +65,30 @@ def test_an_update_that_keeps_leaves_codes_and_transform_as_they_were(
 ) -> None:
     place = Place.new(tmp_path, factory=factory, memory_budget=budget)
     place.build()
-    before, codes = version_of(place.out), codes_by_id(place.out)
+    before, codes = updates.version_of(place.out), updates.codes_by_id(place.out)
     rows = place.rows
     place.change()
     report = place.update(refit="never")
-    after = version_of(place.out)
+    after = updates.version_of(place.out)
     decision = report.update["decision"]
     assert (decision["whitening"], decision["index"]) == ("keep", "keep")
     for name in ("whitening.safetensors", "moments.safetensors"):
         assert (after / name).read_bytes() == (before / name).read_bytes()
     now = place.rows
-    assert ids_of(place.out) == list(now)
-    found = codes_by_id(place.out)
+    assert updates.ids_of(place.out) == list(now)
+    found = updates.codes_by_id(place.out)
     same = [i for i in rows.keys() & now.keys() if rows[i][0].tobytes() == now[i][0].tobytes()]
     assert len(same) > 280
     for i in same:
         assert found[i] == codes[i]
     # New ones are coded as the index codes the vectors of today.
-    inner = inner_of(place.out)
+    inner = updates.inner_of(place.out)
     transform = open_index(place.out).bundle.whitening
     new = [place_ for place_, i in enumerate(now) if i not in same]
     raw = np.array([row for row, _ in now.values()])[new]
     vectors = transform.apply(raw.astype(np.float64))
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    kept = vectors_of(place.out)[new]
+    kept = updates.vectors_of(place.out)[new]
     bound = 1e-5 if factory in ("Flat", "IVF4,Flat", "auto") else 0.1
     # Codes may be of vectors that are turned, which leaves their products as they are.
     assert np.abs(kept @ kept.T - vectors @ vectors.T).max() < bound
@@ -109,20 +99,20 @@ def test_an_index_of_another_kind_is_made_where_so_many_rows_need_it(tmp_path: P
     """The transform stays, codes of another kind cannot."""
     place = Place.new(tmp_path, rows=200, memory_budget="10KiB", factory="auto", k=8)
     first = place.build()
-    place.files = {**place.files, "c.parquet": some_rows(range(5000, 5190))}
+    place.files = {**place.files, "c.parquet": updates.some_rows(range(5000, 5190))}
     place.write()
-    before = version_of(place.out)
+    before = updates.version_of(place.out)
     report = place.update(refit="never")
     if report.manifest["factory"]["built"] == first.manifest["factory"]["built"]:
         pytest.fail(f"the budget suits both: {report.manifest['factory']}")
     decision = report.update["decision"]
     assert (decision["whitening"], decision["index"]) == ("keep", "train")
     assert "another index suits" in decision["index_why"]
-    after = version_of(place.out)
+    after = updates.version_of(place.out)
     assert (after / "whitening.safetensors").read_bytes() == (
         before / "whitening.safetensors"
     ).read_bytes()
-    assert ids_of(place.out) == list(place.rows)
+    assert updates.ids_of(place.out) == list(place.rows)
 
 
 def nightly(root: Path, files: list[np.ndarray[Any, Any]], **options: Any) -> UpdateConfig:
@@ -183,11 +173,11 @@ def test_texts_that_are_there_several_times(place: Place) -> None:
     place.write()
     report = place.update(refit="never")
     assert (report.encoded.counts.encoded, report.changes.to_json()["new"]) == (0, 21)
-    assert_holds(place)
+    updates.assert_holds(place)
     place.files = {**place.files, "a.parquet": {i: row for i, row in rows.items() if i != 5}}
     place.write()
     report = place.update(refit="never")
     assert report.changes.to_json()["deleted"] == 1
-    assert_holds(place)
+    updates.assert_holds(place)
     place.update(refit="always")
-    assert_equals_fresh(place.out, place.fresh().out)
+    updates.assert_equals_fresh(place.out, place.fresh().out)

@@ -4,16 +4,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.vectordb.pushed_rows import (
-    CHANGED,
-    DELETING,
-    FINISHING,
-    GONE,
-    SWAPPED,
-    SWAPPING,
-    changed_by_child,
-    pushed_by_child,
-)
+from tests.vectordb import pushed_rows
 from whiten_index.vectordb.database_writer import DatabaseWriter
 from whiten_index.vectordb.registry import open_writer
 
@@ -34,27 +25,27 @@ def tell(marker: Path, event: int) -> None:
 
 
 def push(writer: DatabaseWriter, marker: Path) -> None:
-    rows = pushed_by_child()
+    rows = pushed_rows.pushed_by_child()
     writer.begin(rows.pushed, rows.layout)
     for number, batch in enumerate(rows.batches(100), start=1):
         writer.append(batch)
         tell(marker, number)
-    tell(marker, FINISHING)
+    tell(marker, pushed_rows.FINISHING)
     writer.finish()
-    tell(marker, SWAPPING)
+    tell(marker, pushed_rows.SWAPPING)
     writer.swap()
-    tell(marker, SWAPPED)
+    tell(marker, pushed_rows.SWAPPED)
 
 
 def change(writer: DatabaseWriter, marker: Path) -> None:
-    rows = changed_by_child()
+    rows = pushed_rows.changed_by_child()
     with writer.changing(rows.pushed, rows.layout) as changing:
         for number, batch in enumerate(rows.batches(100), start=1):
             changing.upsert(batch)
             tell(marker, number)
-        tell(marker, DELETING)
-        changing.delete(GONE)
-    tell(marker, CHANGED)
+        tell(marker, pushed_rows.DELETING)
+        changing.delete(pushed_rows.GONE)
+    tell(marker, pushed_rows.CHANGED)
 
 
 if __name__ == "__main__":

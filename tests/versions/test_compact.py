@@ -8,14 +8,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from tests.versions.upkeep import (
-    SHARD,
-    World,
-    add_version,
-    killed_anywhere,
-    new_world,
-    segment_folders,
-)
+from tests.versions.upkeep import SHARD, World, killed_anywhere, new_world
 from whiten_index.artifacts import tensors
 from whiten_index.artifacts.atomic import remove_folder
 from whiten_index.artifacts.lock import only_writer
@@ -72,7 +65,7 @@ def test_what_is_written_night_by_night_is_in_proportion_to_what_changed(tmp_pat
         file = world.corpora["news"][night % 4 if spread else 0]
         file[night] = world.numbers(1)[0]
         assert world.encode().counts.encoded == 1
-        kept.append(add_version(world, index, world.records[-1][0], night + 1))
+        kept.append(world.add_version(index, world.records[-1][0], night + 1))
         if len(kept) > 3:
             remove_folder(kept.pop(0))
         report = compact_store(world.place, segment_rows=10 * SHARD)
@@ -122,32 +115,32 @@ def test_a_full_disk_leaves_everything_as_it_was(tmp_path, monkeypatch):
         with pytest.raises(StorageError, match="the disk is full"):
             compact_store(world.place, segment_rows=SHARD)
     assert_reads_the_same(before, reads(world))
-    assert len(segment_folders(world)) == 5
+    assert len(world.segment_folders()) == 5
     assert compact(world).written == 1
 
 
 def test_what_is_damaged_is_left_alone(tmp_path):
     world = new_world(tmp_path, *[8] * 5)
-    name = sorted(segment_folders(world))[0]
+    name = sorted(world.segment_folders())[0]
     path = world.store.segments_folder / name / "embeddings.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     report = compact(world)
     assert (report.rows, report.damaged) == (32, 1)
     ended = CliRunner().invoke(cli, ["compact", str(world.place)])
     assert (ended.exit_code, "whiten-index verify" in ended.stderr) == (5, True)
-    assert len(segment_folders(world)) == 2
-    assert name in segment_folders(world)
+    assert len(world.segment_folders()) == 2
+    assert name in world.segment_folders()
     assert world.encode().counts.encoded == 8
     world.assert_intact()
 
 
 def test_an_update_under_way_keeps_the_rows_that_no_version_names_yet(tmp_path):
     world, index = new_world(tmp_path, *[8] * 5), tmp_path / "index"
-    add_version(world, index, world.records[-1][0], 1)
-    before = segment_folders(world)
+    world.add_version(index, world.records[-1][0], 1)
+    before = world.segment_folders()
     with only_writer(index, what="index"), pytest.raises(BusyError, match="is being written"):
         compact_store(world.place, segment_rows=SHARD)
-    assert segment_folders(world) == before
+    assert world.segment_folders() == before
     assert compact(world).written == 1
 
 

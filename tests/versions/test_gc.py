@@ -9,15 +9,7 @@ import pytest
 
 from tests.helpers.bad_input import run, succeed
 from tests.helpers.builds import build, column_facts, random_rows, write_rows
-from tests.versions.upkeep import (
-    DIM,
-    World,
-    add_version,
-    assert_reads,
-    killed_anywhere,
-    new_world,
-    segment_folders,
-)
+from tests.versions.upkeep import DIM, World, assert_reads, killed_anywhere, new_world
 from whiten_index.artifacts.atomic import make_folder, remove_folder
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
 from whiten_index.store.dtypes import StoreDtype
@@ -45,7 +37,7 @@ def test_versions_that_are_kept_read_as_when_they_were_made(tmp_path):
             world.corpora["news"].append(world.numbers(int(rng.integers(1, 30))))
         world.encode()
         record, truth = world.records[-1]
-        kept[add_version(world, index, record, night)] = record, truth
+        kept[world.add_version(index, record, night)] = record, truth
         while len(kept) > 3:
             gone = next(iter(kept))
             del kept[gone]
@@ -66,10 +58,10 @@ def test_versions_that_are_kept_read_as_when_they_were_made(tmp_path):
 def test_a_damaged_version_stops_it(tmp_path):
     world = new_world(tmp_path, 100)
     index = tmp_path / "index"
-    folder = add_version(world, index, world.records[0][0], 1)
+    folder = world.add_version(index, world.records[0][0], 1)
     world.corpora["news"] = [world.numbers(100)]
     world.encode()
-    add_version(world, index, world.records[-1][0], 2)
+    world.add_version(index, world.records[-1][0], 2)
     (folder / "manifest.json").write_text("{}")
     with pytest.raises(ArtifactError, match="is damaged and does not say which rows"):
         gc_store(world.place, keep_days=0)
@@ -77,7 +69,7 @@ def test_a_damaged_version_stops_it(tmp_path):
 
 def test_needed_rows_in_a_damaged_segment_stop_it(tmp_path):
     world = new_world(tmp_path, 40)
-    (before,) = segment_folders(world)
+    (before,) = world.segment_folders()
     world.corpora["news"][0][3] = world.numbers(1)[0]
     world.encode()
     path = world.store.segments_folder / before / "manifest.json"
@@ -85,7 +77,7 @@ def test_needed_rows_in_a_damaged_segment_stop_it(tmp_path):
     why = f"{path} is damaged or missing: 39 of 40 needed rows.*whiten-index verify"
     with pytest.raises(ArtifactError, match=why):
         gc_store(world.place, keep_days=0)
-    assert len(segment_folders(world)) == 2
+    assert len(world.segment_folders()) == 2
 
 
 def test_what_it_does_not_know_stays(tmp_path):
@@ -120,12 +112,12 @@ def test_it_may_die_anywhere(tmp_path, monkeypatch):
         other.assert_intact()
         # Whatever is left reads, or is not found at all.
         store = other.store
-        for name in segment_folders(other):
+        for name in other.segment_folders():
             if not name.startswith("."):
                 assert store.segment(name) is not None
         gc_store(other.place, keep_days=0)
         assert not list(other.place.rglob(".tmp-*"))
-        ends.add(frozenset(segment_folders(other)))
+        ends.add(frozenset(other.segment_folders()))
         other.assert_intact()
     assert len(ends) == 1, "wherever it died, the next one comes to the same"
 
@@ -137,7 +129,7 @@ def test_a_record_that_is_damaged_stops_it(tmp_path):
     path.write_text("{}")
     with pytest.raises(ArtifactError):
         gc_store(world.place, keep_days=0)
-    assert len(segment_folders(world)) == 3
+    assert len(world.segment_folders()) == 3
 
 
 def registered(world):
@@ -149,10 +141,10 @@ def two_states(tmp_path):
     """Return a world and an index, whose version 1 needs what no corpus has any more."""
     world = new_world(tmp_path, 100)
     index = tmp_path / "i"
-    add_version(world, index, world.records[0][0], 1)
+    world.add_version(index, world.records[0][0], 1)
     world.corpora["news"] = [world.numbers(100)]
     world.encode()
-    add_version(world, index, world.records[-1][0], 2)
+    world.add_version(index, world.records[-1][0], 2)
     return world, index
 
 
@@ -161,17 +153,17 @@ def test_another_index_at_the_place_of_one_that_is_not_mounted_stops_it(tmp_path
     world, index = two_states(tmp_path)
     index.rename(tmp_path / "unmounted")
     # A build on the empty mount point, or after the folder was moved away.
-    add_version(world, index, world.records[-1][0], 1)
+    world.add_version(index, world.records[-1][0], 1)
     if copied_id:
         (index / "index.json").unlink()
-    before = segment_folders(world)
+    before = world.segment_folders()
     why = "index.json" if copied_id else f"{index}, an index .*another index is, built later"
     for dry_run in (False, True):
         with pytest.raises(ArtifactError, match=why):
             gc_store(world.place, keep_days=0, dry_run=dry_run)
     with pytest.raises(ArtifactError, match=why):
         compact_store(world.place)
-    assert segment_folders(world) == before
+    assert world.segment_folders() == before
     if copied_id:
         return
     named = ("--index", tmp_path / "unmounted", "--forget", index)
@@ -180,7 +172,7 @@ def test_another_index_at_the_place_of_one_that_is_not_mounted_stops_it(tmp_path
     assert sorted(registered(world)) == [index, tmp_path / "unmounted"]
     with pytest.raises(ConfigError, match=f"index {index} is there"):
         gc_store(world.place, forget=[index])
-    assert segment_folders(world) == before
+    assert world.segment_folders() == before
 
 
 @pytest.mark.parametrize(
@@ -189,24 +181,24 @@ def test_another_index_at_the_place_of_one_that_is_not_mounted_stops_it(tmp_path
 )
 def test_a_store_without_its_registry_or_its_records_is_not_collected(tmp_path, name, why):
     world, _ = two_states(tmp_path)
-    before, folder = segment_folders(world), world.store.folder / name
+    before, folder = world.segment_folders(), world.store.folder / name
     folder.rename(tmp_path / "away")
     if name == "corpora":
         folder.mkdir()
     for upkeep in (gc_store, compact_store):
         with pytest.raises(ArtifactError, match=f"{name} {why}"):
             upkeep(world.place)
-    assert segment_folders(world) == before
+    assert world.segment_folders() == before
 
 
 @pytest.mark.parametrize("emptied", ["indexes", "registered"])
 def test_an_index_is_known_by_either_of_its_files(tmp_path, emptied):
     world, index = two_states(tmp_path)
-    before = segment_folders(world)
+    before = world.segment_folders()
     for path in (world.store.folder / emptied).glob("*.json"):
         path.unlink()
     assert gc_store(world.place, keep_days=0).segments == 0
-    assert (segment_folders(world), registered(world)) == (before, [index])
+    assert (world.segment_folders(), registered(world)) == (before, [index])
     index.rename(tmp_path / "away")
     with pytest.raises(ArtifactError, match=f"{index}, an index .* is not there"):
         gc_store(world.place, keep_days=0)
@@ -226,7 +218,7 @@ def test_an_index_is_known_by_either_of_its_files(tmp_path, emptied):
 def test_what_is_behind_a_link_to_nothing_is_not_absent(tmp_path, name):
     """Its disk may not be mounted."""
     world, _ = two_states(tmp_path)
-    before, path = segment_folders(world), world.store.folder / name
+    before, path = world.segment_folders(), world.store.folder / name
     path.rename(tmp_path / "away")
     path.symlink_to(tmp_path / "gone")
     said = f"{name} is a link to {tmp_path}/gone, which is not"
@@ -240,7 +232,7 @@ def test_what_is_behind_a_link_to_nothing_is_not_absent(tmp_path, name):
         status, *output = run("verify", world.place)
         assert (status, said in "".join(output)) == (5, True)
         assert str(damaged.parent) in "".join(output)
-    assert segment_folders(world) == before
+    assert world.segment_folders() == before
 
 
 def test_a_store_whose_making_was_killed_stops_nothing(tmp_path, monkeypatch):
@@ -293,7 +285,7 @@ def test_a_version_behind_a_link_stops_it_and_so_does_a_link_to_nothing(tmp_path
     first.symlink_to(tmp_path / "away")
     with pytest.raises(ArtifactError, match=f"{first} is a link to a version"):
         gc_store(world.place, keep_days=0)
-    assert len(segment_folders(world)) == 6
+    assert len(world.segment_folders()) == 6
 
 
 def test_an_index_of_another_store_is_not_registered(tmp_path):

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 from tests.helpers.builds import build, random_rows, write_rows
 from tests.helpers.corpora import overwrite
-from tests.versions.upkeep import SHARD, World, add_version, new_world, reseal, segment_folders
+from tests.versions.upkeep import SHARD, World, new_world, reseal
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.tensors import write_tensors
 from whiten_index.errors import ArtifactError
@@ -36,8 +36,8 @@ def world(tmp_path):
     store = world.store
     store.results.save_choice({"a": 1}, {"k": 6})
     store.results.save_sample({"a": 1}, {"x": np.ones((2, 3), dtype=np.float32)})
-    add_version(world, world.root / "index", other, 1)
-    assert len(segment_folders(world)) == 4
+    world.add_version(world.root / "index", other, 1)
+    assert len(world.segment_folders()) == 4
     assert verify_store(world.place).damages == ()
     return world
 
@@ -59,7 +59,7 @@ def test_what_only_a_version_needs_and_what_nothing_needs(world):
     world.corpora["news"].pop()
     world.encode()
     overwrite(folder / "embeddings.safetensors", 500, 501)
-    version = add_version(world, world.root / "index", record, 2)
+    version = world.add_version(world.root / "index", record, 2)
     (damage,) = verify_store(world.place).damages
     assert "rows that no corpus has any more can be searched" in damage.remedy
     shutil.rmtree(version)

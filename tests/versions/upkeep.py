@@ -119,6 +119,35 @@ class World:
         for record, truth in self.records[-last:]:
             assert_reads(self.store, record, truth)
 
+    def segment_folders(self) -> set[str]:
+        return {path.name for path in self.place.glob("*/segments/*")}
+
+    def add_version(self, index: Path, record: CorpusRecord, number: int) -> Path:
+        """Publish a version of an index of this store, as far as upkeep looks at one: no FAISS.
+
+        Args:
+            index: its folder.
+            record: what it was built from.
+            number: of the version.
+        """
+        version = f"{number:06d}-0123456789ab"
+        index.mkdir(parents=True, exist_ok=True)
+        self.store.indexes.register(index, published.ensure_index_id(index))
+        with published.new_version(index, version) as (folder, fields):
+            record.save(folder / published.RECORD)
+            fields |= {
+                **built_manifest(),
+                "version": version,
+                "config": {
+                    **built_manifest()["config"], "store": str(self.place), "out": str(index)
+                },
+                "store": str(self.place.resolve()),
+                "encoder_fingerprint": self.store.fingerprint,
+                "corpus": {"fingerprint": record.fingerprint, "source": dict(record.source)},
+            }  # fmt: skip
+        published.set_current(index, version)
+        return index / published.VERSIONS / version
+
 
 def assert_reads(store: EmbeddingStore, record: CorpusRecord, truth: np.ndarray[Any, Any]) -> None:
     start = 0
@@ -150,45 +179,12 @@ def new_world(root: Path, *files: int, name: str = "news") -> World:
     return world
 
 
-def segment_folders(world: World) -> set[str]:
-    return {path.name for path in world.place.glob("*/segments/*")}
-
-
 @functools.cache
 def built_manifest() -> dict[str, Any]:
     """Return the manifest of a small index."""
     with tempfile.TemporaryDirectory() as folder:
         corpus = write_rows(Path(folder) / "corpus.parquet", random_rows(rows=40, dim=4))
         return dict(build(Path(folder) / "index", corpus, k=2).manifest)
-
-
-def add_version(world: World, index: Path, record: CorpusRecord, number: int) -> Path:
-    """Publish a version of an index, as far as upkeep looks at one: no FAISS in it.
-
-    Args:
-        world: whose store it was built from.
-        index: its folder.
-        record: what it was built from.
-        number: of the version.
-    """
-    version = f"{number:06d}-0123456789ab"
-
-    index.mkdir(parents=True, exist_ok=True)
-    world.store.indexes.register(index, published.ensure_index_id(index))
-    with published.new_version(index, version) as (folder, fields):
-        record.save(folder / published.RECORD)
-        fields |= {
-            **built_manifest(),
-            "version": version,
-            "config": {
-                **built_manifest()["config"], "store": str(world.place), "out": str(index)
-            },
-            "store": str(world.place.resolve()),
-            "encoder_fingerprint": world.store.fingerprint,
-            "corpus": {"fingerprint": record.fingerprint, "source": dict(record.source)},
-        }  # fmt: skip
-    published.set_current(index, version)
-    return index / published.VERSIONS / version
 
 
 class Crash(BaseException):

@@ -10,16 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers.bad_input import succeed
-from tests.vectordb.pushed_rows import (
-    FINISHING,
-    SWAPPED,
-    SWAPPING,
-    Rows,
-    append,
-    end,
-    kill_after,
-    pushed_by_child,
-)
+from tests.vectordb import pushed_rows
+from tests.vectordb.pushed_rows import Rows
 from tests.vectordb.writers.engines import Backend
 from whiten_index import (
     BuildConfig,
@@ -84,14 +76,14 @@ def test_an_interrupted_push_is_resumed(backend: Backend) -> None:
     first, second, third = rows.batches(100)
     with backend.open() as writer:
         writer.begin(rows.pushed, rows.layout)
-        append(writer, [first, second])
+        pushed_rows.append(writer, [first, second])
     for done, rest in ((200, [third]), (300, [])):
         with backend.open() as writer:
             assert writer.published() is None
             pending = writer.pending()
             assert replace(pending, name="", lease="") == replace(rows.pushed, done=done)
             writer.resume(rows.layout)
-            append(writer, rest)
+            pushed_rows.append(writer, rest)
             writer.finish()
             if not rest:
                 writer.swap()
@@ -162,12 +154,12 @@ def test_of_two_pushes_one_alone_goes_on(shared: Backend, step: str) -> None:
         try:
             take_over(two)
         except DatabaseError:
-            end(one, rest)
+            pushed_rows.end(one, rest)
             mine.assert_held(two)
             return
         assert_shut_out(one)
         if step in ("resume", "begin"):
-            append(two, rest if step == "resume" else theirs.batches(100))
+            pushed_rows.append(two, rest if step == "resume" else theirs.batches(100))
             two.finish()
             assert_shut_out(one)
             two.swap()
@@ -179,12 +171,14 @@ def test_of_two_pushes_one_alone_goes_on(shared: Backend, step: str) -> None:
         mine.assert_held(two)
 
 
-@pytest.mark.parametrize("wanted", [9, FINISHING, SWAPPING, SWAPPED])
+@pytest.mark.parametrize(
+    "wanted", [9, pushed_rows.FINISHING, pushed_rows.SWAPPING, pushed_rows.SWAPPED]
+)
 def test_the_pushing_process_is_killed(engine: Backend, tmp_path: Path, wanted: int) -> None:
     """Wherever it dies, users see all old rows or all new ones, and the next push ends."""
-    old, rows = Rows.make(seed=3), pushed_by_child()
+    old, rows = Rows.make(seed=3), pushed_rows.pushed_by_child()
     old.push_to(engine.address)
-    kill_after(wanted, "push", engine.address, tmp_path / "marker")
+    pushed_rows.kill_after(wanted, "push", engine.address, tmp_path / "marker")
     with engine.open() as writer:
         found = writer.published()
         assert found.changing == ""
@@ -194,12 +188,12 @@ def test_the_pushing_process_is_killed(engine: Backend, tmp_path: Path, wanted: 
             writer.discard()
             assert writer.pending() is None
             return
-        assert wanted < SWAPPED
+        assert wanted < pushed_rows.SWAPPED
         old.assert_held(writer)
         pending = writer.pending()
         assert min(wanted * 100, 2000) <= pending.done <= 2000
         writer.resume(rows.layout)
-        end(writer, rows.batches(100)[pending.done // 100 :])
+        pushed_rows.end(writer, rows.batches(100)[pending.done // 100 :])
         rows.assert_held(writer)
         rows.assert_clean(writer)
 
