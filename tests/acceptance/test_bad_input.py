@@ -6,14 +6,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import whiten_index
 from tests.acceptance.commands import done, refused, run, start
 from tests.acceptance.vectors import COLUMNS, DIM, OPTIONS, Place, Vectors, checksums, some
 
@@ -265,15 +263,3 @@ def test_queries_that_do_not_fit(place: Indexed) -> None:
     assert "gone" in refused(3, *order, place.work / "gone.parquet")
     assert not run_file.exists()
     assert len(place.search(some(5, "query").rows)) == 5
-
-
-def test_errors_are_of_one_class_in_python(place: Indexed) -> None:
-    with pytest.raises(whiten_index.WhitenIndexError, match="nothing"):
-        whiten_index.open_index(place.work / "nothing")
-    with_nan(place.work / "bad.parquet", place.rows)
-    options: dict[str, Any] = {"embedding_column": "embedding", "id_column": "id", "k": 8}
-    options |= {"corpus": str(place.work / "bad.parquet"), "out": str(place.index)}
-    config = whiten_index.BuildConfig(**options)
-    with pytest.raises(whiten_index.WhitenIndexError, match="#0:17"):
-        whiten_index.build_index(config)
-    place.assert_untouched()

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 import pipelines.build_index
 import whiten_index
-from tests.acceptance.commands import done, refused, run
+from tests.acceptance.commands import done, run
 from tests.acceptance.random_corpora import RandomCorpus, make_corpus
 from tests.acceptance.truth import MAX_LENGTH, SciFact, encode, unit
 from tests.acceptance.vectors import COLUMNS, version_folder
@@ -124,12 +124,6 @@ def test_the_pipeline_does_the_job_with_lines_of_json(
         events = [json.loads(line) for line in ended.stdout.splitlines()]
         assert events[-1]["event"] == last
     require_same(tmp_path / "index", made)
-
-
-def test_a_job_file_with_an_unknown_key_is_refused(job: Path, tmp_path: Path) -> None:
-    job.write_text(job.read_text() + "colour = 'red'\n")
-    assert "colour" in refused(2, "build", "--config", job)
-    assert not (tmp_path / "index").exists()
 
 
 def test_inspect_tells_counts_transform_and_spectrum(made: Path, corpus: RandomCorpus) -> None:

@@ -120,15 +120,6 @@ def test_a_file_that_would_shrink_is_left_as_it_is(place: Indexed) -> None:
     assert_holds(read(path), today, place.expected(today))
 
 
-def test_a_file_that_no_push_wrote_is_left_alone(place: Indexed) -> None:
-    path = place.rows.write(place.work / "theirs.parquet")
-    before = path.read_bytes()
-    for more in ((), ("--full",)):
-        ended = refused(2, "push", place.index, "--to", path, *more)
-        assert str(path) in ended
-        assert path.read_bytes() == before
-
-
 def test_queries_of_an_earlier_transform_are_told_apart(place: Indexed) -> None:
     path = place.work / "vectors.parquet"
     place.push(path)
@@ -146,13 +137,6 @@ def test_queries_of_an_earlier_transform_are_told_apart(place: Indexed) -> None:
     early_vectors = early.reduce(place.rows.rows)
     exact = whitened(place.rows, place.rows)
     np.testing.assert_allclose(early_vectors @ early_vectors.T, exact @ exact.T, atol=1e-5)
-
-
-def test_a_push_from_python(place: Indexed) -> None:
-    path = place.work / "vectors.parquet"
-    config = whiten_index.PushConfig(index=str(place.index), to=str(path))
-    whiten_index.push_index(config)
-    assert_holds(read(path), place.rows, place.expected(place.rows))
 
 
 def test_a_database_that_is_not_there(place: Indexed) -> None:

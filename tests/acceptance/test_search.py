@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import whiten_index
-from tests.acceptance.commands import done, refused, run
+from tests.acceptance.commands import done
 from tests.acceptance.random_corpora import (
     RandomCorpus,
     make_corpus,
@@ -159,46 +159,6 @@ def test_neighbours_of_a_document_leave_itself_out(
     assert scores == pytest.approx(cosines[0, 1:].tolist(), abs=1e-4)
 
 
-def test_a_document_that_is_not_there_is_named(exact: Path) -> None:
-    assert "d12345" in refused(3, "search", exact, "--like", "d12345")
-
-
-@pytest.mark.parametrize(
-    "condition",
-    [
-        "lang == 'de'",
-        "lang != 'de' and year >= 2015",
-        "not (lang in ['de', 'fr']) or year == 1991",
-        "id in ['d5', 'd80', 'd81']",
-        "year < 1990",
-    ],
-)
-def test_a_filter_keeps_the_best_of_the_rows_that_pass(
-    condition: str, exact: Path, corpus: RandomCorpus, vectors: tuple[np.ndarray, np.ndarray]
-) -> None:
-    year, lang = corpus.years, corpus.languages
-    passes = {
-        "lang == 'de'": lang == "de",
-        "lang != 'de' and year >= 2015": (lang != "de") & (year >= 2015),
-        "not (lang in ['de', 'fr']) or year == 1991": (lang == "en") | (year == 1991),
-        "id in ['d5', 'd80', 'd81']": np.isin(np.arange(len(year)), [5, 80, 81]),
-        "year < 1990": np.zeros(len(year), dtype=bool),
-    }[condition]
-    numbers = np.flatnonzero(passes)
-    (result,) = json.loads(
-        done("search", exact, "--like", "d400", "--filter", condition, "--json")
-    )["results"]
-    numbers = numbers[numbers != 400]
-    near, cosines = nearest(vectors[0][numbers], vectors[0][[400]], 10)
-    assert [hit["id"] for hit in result["hits"]] == [f"d{numbers[row]}" for row in near[0]]
-    scores = [hit["score"] for hit in result["hits"]]
-    assert scores == pytest.approx(cosines[0].tolist(), abs=1e-4)
-
-
-def test_a_filter_of_a_column_that_is_not_kept_is_refused(coarse: Path) -> None:
-    assert "year" in refused(2, "search", coarse, "--like", "d1", "--filter", "year == 2000")
-
-
 def test_more_hits_than_rows_are_all_rows_once(exact: Path, corpus: RandomCorpus) -> None:
     found = search_queries(exact, corpus, top_k=2000)
     assert all(sorted(hit for hit, _ in hits) == sorted(corpus.ids) for hits in found)
@@ -239,11 +199,6 @@ def test_an_index_of_a_column_takes_texts_where_its_model_is_named(
     found = whiten_index.open_index(index).search(scifact.query_texts()[:5], top_k=5)
     for hits, scores in zip(found, cosines[:5], strict=True):
         assert [hit.score for hit in hits] == pytest.approx(scores.tolist(), abs=2e-4)
-
-
-def test_texts_are_refused_where_no_model_is_known(exact: Path) -> None:
-    assert "model" in refused(2, "search", exact, "some text")
-    assert run("search", exact, "").status == 2
 
 
 def test_filters_and_rows_are_told_by_the_python_api(

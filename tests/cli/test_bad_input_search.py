@@ -30,6 +30,7 @@ SEARCHES: dict[str, tuple[tuple[Any, ...], int, str]] = {
     "nothing asked": ((), OPTIONS, "missing: --queries or --like or TEXT"),
     "two things asked": (("text", "--like", "d1"), OPTIONS, "one of"),
     "text without an encoder": (("text",), OPTIONS, "built from an embedding column"),
+    "empty text without an encoder": (("",), OPTIONS, ""),
     "run without queries": (("--like", "d1", "--run", "r.trec"), OPTIONS, "--run needs --queries"),
     "run of no format": ((*QUERIES, "r.csv"), OPTIONS, "r.csv names no run format"),
     "run in no folder": ((*QUERIES, "gone/r.trec"), DISK, "cannot write .*gone"),
