@@ -58,17 +58,30 @@ def truth(folder: Path, texts: list[str], *, queries: bool) -> np.ndarray:
     return found / np.linalg.norm(found, axis=1, keepdims=True)
 
 
-def unit(rows: np.ndarray) -> np.ndarray:
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+def load(folder: Path, **options: Any) -> Any:
+    return load_encoder(str(folder), trust_remote_code=True, device="cpu", **options)
+
+
+def assert_alike(embeddings: np.ndarray, folder: Path, *, queries: bool = False) -> None:
+    """They are those that sentence-transformers gives, but for their lengths."""
+    unit = embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
+    np.testing.assert_allclose(unit, truth(folder, TEXTS, queries=queries), atol=1e-5)
+
+
+def edit_module(folder: Path, **changes: str) -> None:
+    """Change what ``modules.json`` says of the second module."""
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[1].update(changes)
+    tiny_models.write_json(folder / "modules.json", modules)
 
 
 @pytest.mark.parametrize("kind", ["cnn", "router"])
 def test_embeddings_are_those_of_sentence_transformers(tmp_path: Path, kind: str) -> None:
     folder = saved(tmp_path, kind)
-    encoder = load_encoder(str(folder), trust_remote_code=True, device="cpu")
+    encoder = load(folder)
     documents, queries = encoder.encode(TEXTS), encoder.encode_queries(TEXTS)
-    np.testing.assert_allclose(unit(documents), truth(folder, TEXTS, queries=False), atol=1e-5)
-    np.testing.assert_allclose(unit(queries), truth(folder, TEXTS, queries=True), atol=1e-5)
+    assert_alike(documents, folder)
+    assert_alike(queries, folder, queries=True)
     # A normalisation at the end is left out, as of every model.
     assert not np.allclose(np.linalg.norm(documents, axis=1), 1, atol=1e-3)
     assert (documents[1] == documents[3]).all()
@@ -81,7 +94,7 @@ def test_weights_that_attention_would_hide_are_refused(tmp_path: Path) -> None:
     weights["encoder.layer.1.attention.self.key.weight"][0, 0] = float("nan")
     save_file(weights, path, {"format": "pt"})
     with pytest.raises(EncoderError, match="has weights that are not finite"):
-        load_encoder(str(folder), trust_remote_code=True, device="cpu")
+        load(folder)
 
 
 _STEPS = """
@@ -120,15 +133,13 @@ def test_weights_of_other_kinds_of_tensors_are_not_asked(tmp_path: Path, made: s
     modules.append({"idx": 2, "name": "2", "path": "2_Mixing", "type": "steps.Mixing"})
     tiny_models.write_json(folder / "modules.json", modules)
     (folder / "2_Mixing").mkdir()
-    encoder = load_encoder(str(folder), trust_remote_code=True, device="cpu")
-    expected = truth(folder, TEXTS, queries=False)
-    np.testing.assert_allclose(unit(encoder.encode(TEXTS)), expected, atol=1e-5)
+    assert_alike(load(folder).encode(TEXTS), folder)
 
 
 def test_memory_that_runs_out_halves_the_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encoder = load_encoder(str(saved(tmp_path, "router")), trust_remote_code=True, device="cpu")
+    encoder = load(saved(tmp_path, "router"))
     expected, own = encoder.encode(TEXTS), st.SentenceTransformer.encode_document
 
     def starved(self: Any, texts: list[str], **options: Any) -> Any:
@@ -190,7 +201,7 @@ def test_options_of_models_that_are_run_here_are_refused(
     tmp_path: Path, option: dict[str, Any]
 ) -> None:
     with pytest.raises(ConfigError, match=f"takes no --{next(iter(option)).replace('_', '-')}"):
-        load_encoder(str(saved(tmp_path, "cnn")), trust_remote_code=True, **option)
+        load(saved(tmp_path, "cnn"), **option)
 
 
 def test_what_needs_a_transformer_says_so(tmp_path: Path) -> None:
@@ -205,9 +216,7 @@ def test_what_needs_a_transformer_says_so(tmp_path: Path) -> None:
 
 def test_code_of_the_folder_runs_with_consent_alone(tmp_path: Path) -> None:
     folder = saved(tmp_path, "cnn")
-    modules = json.loads((folder / "modules.json").read_text())
-    modules[1]["type"] = "steps.Step"
-    tiny_models.write_json(folder / "modules.json", modules)
+    edit_module(folder, type="steps.Step")
     mark = tmp_path / "mark"
     (folder / "steps.py").write_text(
         "from pathlib import Path\nfrom sentence_transformers.models import CNN\n"
@@ -216,11 +225,9 @@ def test_code_of_the_folder_runs_with_consent_alone(tmp_path: Path) -> None:
     with pytest.raises(EncoderError, match=r"ends with steps\.Step.*, which is not run here"):
         load_encoder(str(folder))
     assert not mark.exists()
-    encoder = load_encoder(str(folder), trust_remote_code=True, device="cpu")
+    encoder = load(folder)
     assert mark.exists()
-    np.testing.assert_allclose(
-        unit(encoder.encode(TEXTS)), truth(folder, TEXTS, queries=False), atol=1e-5
-    )
+    assert_alike(encoder.encode(TEXTS), folder)
 
 
 def test_other_code_than_the_recorded_one_never_runs(tmp_path: Path) -> None:
@@ -230,9 +237,8 @@ def test_other_code_than_the_recorded_one_never_runs(tmp_path: Path) -> None:
                        folder, "--out", index, "--whiten", "whitening", "--k", "8", "--device",
                        "cpu", "--trust-remote-code")  # fmt: skip
     assert code == 0, err
-    mark, modules = tmp_path / "mark", json.loads((folder / "modules.json").read_text())
-    modules[1]["type"] = "steps.Step"
-    tiny_models.write_json(folder / "modules.json", modules)
+    mark = tmp_path / "mark"
+    edit_module(folder, type="steps.Step")
     (folder / "steps.py").write_text(f"from pathlib import Path\nPath({str(mark)!r}).touch()\n")
     with pytest.raises(EncoderError, match="gives other embeddings"):
         open_index(index, trust_remote_code=True).search(["the cat"])
@@ -246,20 +252,18 @@ def test_code_counts_whatever_its_name_and_none_comes_from_elsewhere(
     tmp_path: Path, kind: str
 ) -> None:
     folder, mark = saved(tmp_path, "cnn"), tmp_path / "mark"
-    modules = json.loads((folder / "modules.json").read_text())
-    modules[1]["type"] = kind.replace("/elsewhere", str(tmp_path))
-    tiny_models.write_json(folder / "modules.json", modules)
+    edit_module(folder, type=kind.replace("/elsewhere", str(tmp_path)))
     code = tmp_path / "steps.py" if "steps" in kind else folder / "LICENSE.py"
     mark_it = f"from sentence_transformers.models import CNN as Step\nopen({str(mark)!r}, 'w')\n"
     code.write_text(mark_it)
     if "steps" in kind:
         with pytest.raises(EncoderError, match="takes code from another place"):
-            load_encoder(str(folder), trust_remote_code=True, device="cpu")
+            load(folder)
         assert not mark.exists()
         return
-    before = load_encoder(str(folder), trust_remote_code=True, device="cpu").spec.fingerprint
+    before = load(folder).spec.fingerprint
     code.write_text(mark_it + "# changed\n")
-    spec = load_encoder(str(folder), trust_remote_code=True, device="cpu").spec
+    spec = load(folder).spec
     assert mark.exists()
     assert spec.fingerprint != before
 
@@ -267,35 +271,29 @@ def test_code_counts_whatever_its_name_and_none_comes_from_elsewhere(
 @pytest.mark.parametrize("name", ["1_CNN.md", "LICENSE_1", "1_CNN.bin", ".hidden"])
 def test_settings_count_whatever_their_folder_is_called(tmp_path: Path, name: str) -> None:
     folder = saved(tmp_path, "cnn")
-    modules = json.loads((folder / "modules.json").read_text())
-    (folder / modules[1]["path"]).rename(folder / name)
-    modules[1]["path"] = name
-    tiny_models.write_json(folder / "modules.json", modules)
-
-    def identity() -> str:
-        encoder = load_encoder(str(folder), trust_remote_code=True, device="cpu")
-        return encoder.spec.fingerprint
-
+    (cnn,) = folder.glob("1_*")
+    cnn.rename(folder / name)
+    edit_module(folder, path=name)
     if name == ".hidden":
         with pytest.raises(EncoderError, match="outside of it or hidden"):
-            identity()
+            load(folder)
         return
-    before = identity()
+    before = load(folder).spec.fingerprint
     (folder / name / "more.json").write_text("{}")
-    assert identity() != before
+    assert load(folder).spec.fingerprint != before
 
 
 def test_settings_that_change_in_the_course_of_a_process_count(tmp_path: Path) -> None:
     folder = saved(tmp_path, "cnn")
-    before = load_encoder(str(folder), trust_remote_code=True, device="cpu").encode(TEXTS)
+    before = load(folder).encode(TEXTS)
     (pooling,) = folder.glob("*_Pooling/config.json")
     settings = json.loads(pooling.read_text())
     old = {key: key == "pooling_mode_cls_token" for key in settings if key.startswith("pooling_m")}
     settings.update({**old, **({"pooling_mode": "cls"} if "pooling_mode" in settings else {})})
     tiny_models.write_json(pooling, settings)
-    after = load_encoder(str(folder), trust_remote_code=True, device="cpu").encode(TEXTS)
+    after = load(folder).encode(TEXTS)
     assert not np.allclose(before, after)
-    np.testing.assert_allclose(unit(after), truth(folder, TEXTS, queries=False), atol=1e-5)
+    assert_alike(after, folder)
 
 
 @pytest.mark.parametrize("fault", ["link", "adapter", "code"])
@@ -311,4 +309,4 @@ def test_a_folder_that_cannot_be_pinned_is_refused(tmp_path: Path, fault: str) -
         tiny_models.write_json(cnn / "tokenizer_config.json", {"auto_map": {"a": "b/c--d.E"}})
     match = {"link": "links to a folder", "adapter": "adapters", "code": "which nothing pins"}
     with pytest.raises(EncoderError, match=match[fault]):
-        load_encoder(str(folder), trust_remote_code=True)
+        load(folder)
