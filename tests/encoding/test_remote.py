@@ -11,6 +11,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -149,30 +150,23 @@ def test_a_plan_tells_tokens_and_cost(tmp_path: Path, server: EmbeddingServer) -
     assert [each.name for each in tmp_path.iterdir()] == ["c.parquet"]
 
 
-class Notes(Progress):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, message: str) -> None:
-        self.notes.append(message)
-
-
 def test_the_end_says_what_was_spent(tmp_path: Path, server: EmbeddingServer) -> None:
     write(tmp_path, texts_of(100))
-    notes = Notes()
+    watcher = Mock(spec=Progress)
     given = options(tmp_path, server.url, store=str(tmp_path / "store"), price=20.0)
-    encode_corpus(BuildConfig(**given), progress=notes)
+    encode_corpus(BuildConfig(**given), progress=watcher)
     tokens = server.charged - CANARY_WORDS
-    assert notes.notes == [f"note: 1 requests, {tokens:,} tokens, cost {tokens * 20 / 1e6:.4g}"]
+    spent = f"note: 1 requests, {tokens:,} tokens, cost {tokens * 20 / 1e6:.4g}"
+    watcher.note.assert_called_once_with(spent)
     # That of a build has the pieces by which auto chooses.
     write(tmp_path, sentences_of(200))
     build = BuildConfig(**given, out=str(tmp_path / "index"))
     plan = plan_build(build)
     assert plan["cut_in_pieces"] == 100
-    before, notes = server.charged, Notes()
-    build_index(build, progress=notes)
+    before = server.charged
+    build_index(build, progress=watcher)
     assert plan["tokens"] == pytest.approx(server.charged - before, rel=0.15)
-    assert any(f", {server.charged - before:,} tokens, cost" in each for each in notes.notes)
+    assert f", {server.charged - before:,} tokens, cost" in str(watcher.note.call_args_list)
 
 
 def test_a_text_that_is_too_long_is_named_with_its_row(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import shlex
 from collections import Counter
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -59,18 +60,6 @@ FEW = {"widths": "8", "transforms": "pca", "codecs": "fp32", "indexes": "flat", 
 
 def invoke(*arguments: object) -> Result:
     return CliRunner().invoke(cli, list(map(str, arguments)))
-
-
-class _Notes(Progress):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.stages: list[str] = []
-
-    def start(self, stage: str, total: int) -> None:
-        self.stages.append(stage)
-
-    def note(self, message: str) -> None:
-        self.notes.append(message)
 
 
 def config_of(**more):
@@ -171,10 +160,10 @@ def test_a_job_file_gives_defaults_that_flags_override(corpus, tmp_path):
 
 
 def test_fewer_rows_held_out_than_asked_for_are_reported(tmp_path, corpus):
-    watcher = _Notes()
+    watcher = Mock(spec=Progress)
     given = {**options(corpus, tmp_path, **FEW), "sample": 500}
     assert run_sweep(SweepConfig(**given), progress=watcher).dataset["queries"] == ROWS // 5
-    assert any(f"{ROWS // 5} rows are held out as queries" in note for note in watcher.notes)
+    assert f"{ROWS // 5} rows are held out as queries" in str(watcher.note.call_args_list)
 
 
 def test_what_width_or_rank_forbids_is_skipped_with_the_reason():
@@ -324,13 +313,15 @@ def test_more_points_join_their_run_and_other_settings_start_another(tmp_path, c
     first = run_sweep(SweepConfig(**given))
     with (tmp_path / "results.jsonl").open("a") as file:
         file.write('{"type": "point", "run')  # as where a sweep was killed in mid-line
-    notes = _Notes()
-    more = run_sweep(SweepConfig(**{**given, "widths": "4,8,16"}), progress=notes)
+    watcher = Mock(spec=Progress)
+    more = run_sweep(SweepConfig(**{**given, "widths": "4,8,16"}), progress=watcher)
     assert (more.runs, more.measured, more.found) == (first.runs, 2, 1)
-    assert {"make indexes 1 to 1 of 2", "measure 2 to 2 of 2"} <= {*notes.stages}
-    other = run_sweep(SweepConfig(**{**given, "seed": 1}), progress=notes)
+    assert {"make indexes 1 to 1 of 2", "measure 2 to 2 of 2"} <= {
+        call.args[0] for call in watcher.start.call_args_list
+    }
+    other = run_sweep(SweepConfig(**{**given, "seed": 1}), progress=watcher)
     assert (other.runs != first.runs, other.measured, other.found) == (True, 1, 0)
-    assert any("holds 1 other run" in note for note in notes.notes)
+    assert "holds 1 other run" in str(watcher.note.call_args_list)
     # Its points have a score by pieces where there are texts, and these have none.
     auto = run_sweep(SweepConfig(**{**given, "transforms": "auto"}))
     assert (auto.runs != first.runs, auto.measured, auto.found) == (True, 1, 0)

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -134,15 +135,11 @@ def test_the_version_is_published_again_with_its_certificate(place: Place) -> No
     assert "at most" in shown.output
     # The next update has its changes, and those of the version before for databases.
     place.write(place.rows[1:])
-    notes = list[str]()
-
-    class Watcher(Progress):
-        def note(self, message: str) -> None:
-            notes.append(message)
-
-    done = update_index(UpdateConfig(index=str(place.out), threads=1), progress=Watcher())
+    watcher = Mock(spec=Progress)
+    done = update_index(UpdateConfig(index=str(place.out), threads=1), progress=watcher)
     # It has no certificate, and says so.
     assert "certificate" not in done.manifest
+    notes = [call.args[0] for call in watcher.note.call_args_list]
     assert [note for note in notes if "certificate" in note] == [
         f"note: version {made['version']} has a certificate, and this one has none; write one with "
         "whiten-index certify, or give --certify-gate to each update"
@@ -206,16 +203,18 @@ def test_other_judgements_pass_no_gate(place: Place, file: str, when: str) -> No
         lines = path.read_text().splitlines()
         path.write_text("\n".join([*lines[:2], *lines[3:]]) + "\n")
 
-    class Watcher(Progress):
-        def start(self, stage: str, total: int) -> None:
-            if stage == "encode" and when == "meanwhile":
-                replace()
+    def meanwhile(stage: str, _: int) -> None:
+        if stage == "encode":
+            replace()
 
+    watcher = Mock(spec=Progress)
     if when == "before":
         replace()
+    else:
+        watcher.start.side_effect = meanwhile
     given = UpdateConfig(index=str(place.out), threads=1, certify_gate=100, refit="never")
     with pytest.raises(GateError, match="not those of the certificate; certify the index by them"):
-        update_index(given, progress=Watcher())
+        update_index(given, progress=watcher)
     assert open_index(place.out).bundle.manifest["rows"] == ROWS
 
 

@@ -4,6 +4,7 @@ import datetime
 import json
 import re
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -136,12 +137,10 @@ def test_inspect_tells_how_far_a_run_is(migration: Migration) -> None:
         out = succeed("inspect", index, "--json")
         return json.loads(out).get("migration")
 
-    class SecondTerminal(Progress):
-        def advance(self, rows: int) -> None:
-            found.append(inspected())
-
+    second_terminal = Mock(spec=Progress)
+    second_terminal.advance.side_effect = lambda _: found.append(inspected())
     assert inspected() is None
-    migration.run(index=index, rows=1_900, progress=SecondTerminal())
+    migration.run(index=index, rows=1_900, progress=second_terminal)
     counts = [each["encoded"] for each in found if each]
     assert counts == sorted(counts)
     assert {0, 1_024} <= {*counts}
