@@ -13,6 +13,7 @@ import pytest
 from tests.acceptance import vectors
 from tests.acceptance.commands import done, refused, run, start
 from tests.acceptance.vectors import Place, Vectors, build
+from tests.helpers.flipped import flip
 
 # Of a version that an update made.
 FILES = (
@@ -58,13 +59,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Indexed:
             build(made.corpus, made.index)
         made.names.append(made.published())
     return made
-
-
-def flip(path: Path) -> None:
-    """Flip a bit in the middle of a file."""
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 def listed(index: Path) -> dict[str, dict[str, object]]:

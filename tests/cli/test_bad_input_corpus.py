@@ -30,6 +30,7 @@ from tests.helpers.bad_input import (
     run,
     table,
 )
+from tests.helpers.flipped import flip
 from whiten_index import CorpusConfig, ParquetCorpus
 from whiten_index.errors import CorpusError
 
@@ -89,20 +90,10 @@ def test_texts_or_encoder_options_that_cannot_be_used(
     assert_refused(place, ("build", corpus, *arguments), status, match)
 
 
-def _truncated(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-20])
-
-
-def _flipped(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 3] ^= 0xFF
-    path.write_bytes(data)
-
-
 DAMAGE: dict[str, Callable[[Path], Any]] = {
-    "truncated": _truncated,
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-20]),
     "half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
-    "flipped": _flipped,
+    "flipped": lambda path: flip(path, path.stat().st_size // 3, 0xFF),
     "name": lambda path: path.write_bytes(path.read_bytes().replace(b"element", b"elemen\xf4")),
     "empty": lambda path: path.write_bytes(b""),
     "text": lambda path: path.write_text("id,text\n1,hello\n"),

@@ -13,15 +13,14 @@ from tests.helpers.bad_input import (
     succeed,
     table,
 )
+from tests.helpers.flipped import flip
 
 place = bad_input.place
 
 
 def test_a_damaged_store_without_a_corpus_to_mend_it_from(place: Place) -> None:
     path = next((place.out / "store").rglob("embeddings.safetensors"))
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
+    flip(path, -1)
     arguments = ("build", "--store", place.out / "store", "--k", 2, "--out", place.out)
     assert_refused(place, arguments, ARTIFACT, "damaged; run the same encode or build with the")
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.bad_input import fails, run
+from tests.helpers.flipped import flip
 from tests.helpers.updates import Place, some_rows, version_of
 from whiten_index import EmbeddingStore, open_index
 from whiten_index.errors import ArtifactError
@@ -46,18 +47,16 @@ def shared(
     return place.out, part, name
 
 
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
+def change(path: Path) -> None:
     # In the middle of some manifests is the number of their format.
-    data[len(data) // 3] ^= 0x21
-    path.write_bytes(data)
+    flip(path, path.stat().st_size // 3, 0x21)
 
 
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-20])
 
 
-@pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
+@pytest.mark.parametrize("damage", [change, cut, Path.unlink])
 @pytest.mark.parametrize("name", ["index.faiss", "manifest.json", "documents.arrow"])
 def test_a_damaged_version_is_sent_to_verify_which_knows_the_cheaper_way(
     changed: Path, tmp_path: Path, damage: object, name: str
@@ -86,7 +85,7 @@ def shared_segment(place: Place) -> tuple[CorpusPart, str]:
     return part, places.names[np.argmax(np.bincount(places.segment))]
 
 
-@pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
+@pytest.mark.parametrize("damage", [change, cut, Path.unlink])
 @pytest.mark.parametrize("file", ["embeddings.safetensors", "manifest.json"])
 def test_rows_of_a_damaged_segment_name_it(
     shared: tuple[Path, CorpusPart, str], tmp_path: Path, damage: object, file: str
@@ -118,7 +117,7 @@ def test_embeddings_that_are_written_again_are_told(tmp_path: Path, command: str
     given = (command, place.corpus, *columns, *out, *widths)
     status, _, stderr = run(*given)
     assert (status, "damaged" in stderr) == (0, False), stderr
-    flip(next((tmp_path / "o").rglob("embeddings.safetensors")))
+    change(next((tmp_path / "o").rglob("embeddings.safetensors")))
     status, _, stderr = run(*given)
     assert status == 0
     assert "segments of embeddings in" in stderr

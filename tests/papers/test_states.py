@@ -5,6 +5,7 @@ import pytest
 
 from pipelines.papers.kept import Kept
 from pipelines.papers.states import kept_states, score_combinations
+from tests.helpers.flipped import flip
 from whiten_index import EvalConfig, evaluate_sts, read_sts
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.progress import Progress, Stages
@@ -20,9 +21,7 @@ def test_a_second_run_finds_the_states_and_a_damaged_file_is_made_again(
     assert "encode" in first.seconds
     assert "encode" not in again.seconds
     (file,) = tmp_path.glob("*/states.npy")
-    data = bytearray(file.read_bytes())
-    data[-5] ^= 0xFF
-    file.write_bytes(bytes(data))
+    flip(file, -5)
     found = kept_states(texts, config, tmp_path, mended)
     assert "encode" in mended.seconds
     np.testing.assert_array_equal(np.array(found["cls"].values), kept)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.bad_input import ends, night, run, succeed
+from tests.helpers.flipped import flip
 from tests.pipeline.migrating import NEW, ROWS, Migration
 from whiten_index import UpdateConfig, list_versions, load_encoder, open_index, update_index
 from whiten_index.errors import ArtifactError
@@ -113,9 +114,7 @@ def test_damaged_rows_of_the_new_model_are_encoded_again(migration: Migration) -
     encoded = migration.run(rows=1_000).encoded
     (new,) = (path for path in migration.store.iterdir() if path.name not in before)
     damaged = sorted(new.glob("segments/*/embeddings.safetensors"))[0]
-    content = bytearray(damaged.read_bytes())
-    content[len(content) // 2] ^= 64
-    damaged.write_bytes(content)
+    flip(damaged)
     # They do not count, and a bridge is fitted on the others.
     assert not migration.run(rows=1, bridge=True).finished
     assert migration.run(rows=1, bridge=True).encoded > encoded

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.helpers import updates
+from tests.helpers.flipped import flip
 from tests.helpers.updates import Place, assert_holds, ids_of, some_rows, version_of
 from whiten_index import UpdateConfig, update_index
 from whiten_index.errors import ArtifactError
@@ -86,9 +87,7 @@ def test_a_file_damaged_while_an_update_runs_is_not_carried_on(place: Place, nam
     class Damages(Progress):
         def start(self, stage: str, total: int) -> None:
             if stage == "encode":
-                content = bytearray(file.read_bytes())
-                content[-8] ^= 1
-                file.write_bytes(content)
+                flip(file, -8)
 
     place.change()
     place.write()

@@ -16,6 +16,7 @@ import pytest
 from tests.helpers import tiny_models
 from tests.helpers.bad_input import run_python
 from tests.helpers.builds import build, build_texts, random_rows, write_rows
+from tests.helpers.flipped import flip
 from whiten_index import BuildConfig, PushConfig, QueryTransform, build_index, load_encoder
 from whiten_index.artifacts.manifest import write_manifest
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
@@ -131,9 +132,7 @@ def test_a_changed_byte_is_noticed(index: Path, tmp_path: Path, name: str) -> No
     saved = QueryTransform.of(copy).save(tmp_path / "saved")
     (place,) = (copy / "versions").iterdir()
     for file in (place / name, saved / name):
-        data = bytearray(file.read_bytes())
-        data[-3] ^= 1
-        file.write_bytes(data)
+        flip(file, -3)
     with pytest.raises(ArtifactError):
         QueryTransform.of(copy)
     with pytest.raises(ArtifactError, match=r"damaged|cannot be read"):

@@ -12,6 +12,7 @@ import pytest
 
 from tests.helpers.bad_input import ARTIFACT, run, succeed
 from tests.helpers.builds import build, random_rows, write_rows
+from tests.helpers.flipped import flip
 from tests.versions.upkeep import reseal
 from whiten_index import open_index
 from whiten_index.artifacts import manifest
@@ -54,13 +55,6 @@ def names(out: Path) -> list[str]:
 
 def k_of(out: Path) -> int:
     return open_index(out).bundle.whitening.k
-
-
-def damage(out: Path, name: str, file: str = "index.faiss") -> None:
-    path = out / "versions" / name / file
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
 
 
 def make_version(out: Path, source: str, *, passed: bool) -> str:
@@ -249,7 +243,7 @@ def test_prune_keeps_what_can_be_gone_back_to_after_a_rollback(out: Path) -> Non
 
 def test_the_number_of_a_damaged_version_that_was_pruned_does_not_come_again(out: Path) -> None:
     last = names(out)[-1]
-    damage(out, last)
+    flip(out / "versions" / last / "index.faiss")
     rollback(out)
     assert last in prune(out, keep=2).removed
     assert next_version(out, "0" * 32) == "000005-000000000000"
@@ -257,7 +251,7 @@ def test_the_number_of_a_damaged_version_that_was_pruned_does_not_come_again(out
 
 def test_prune_never_removes_the_published_version_damaged_as_it_may_be(out: Path) -> None:
     _first, _second, third, last = names(out)
-    damage(out, last)
+    flip(out / "versions" / last / "index.faiss")
     assert prune(out, keep=1).kept == (third, last)
     (out / "CURRENT").write_text("garbage")
     with pytest.raises(ArtifactError, match="CURRENT"):
