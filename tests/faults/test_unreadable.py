@@ -133,14 +133,29 @@ def each_failing(
         yield name, *json.loads(line)
 
 
+TOO_MANY = "cannot read {}: this process has too many files open"
+STOPPED = [
+    *(("gc", "getdents64", name, "EIO", "cannot list {}: the disk reports an input/output error")
+      for name in LISTED),
+    *((command, "openat", f"{number}/{file}", error, match)
+      for command, number, error, match in (
+          ("prune", 1, "EMFILE", TOO_MANY), ("update", 2, "EMFILE", TOO_MANY),
+          ("rollback", 1, "EIO", "cannot read {}.*rollback .* --to VERSION"))
+      for file in ("manifest.json", "index.faiss")),
+]  # fmt: skip
+
+
 @needs_strace
-@pytest.mark.parametrize("name", LISTED)
-def test_gc_stops_where_a_folder_cannot_be_listed(place: Place, name: str) -> None:
-    folder = place.folder(name)
-    status, _, stderr = failing("getdents64", folder, "EIO", *place.command("gc"))
-    assert_one_error(stderr, match=f"cannot list {folder}: the disk reports an input/output error")
+@pytest.mark.parametrize(("command", "call", "name", "error", "match"), STOPPED)
+def test_a_command_stops_where_it_cannot_read_what_it_needs(
+    place: Place, command: str, call: str, name: str, error: str, match: str
+) -> None:
+    number, _, file = name.partition("/")
+    path = place.version(int(number)) / file if file else place.folder(name)
+    status, _, stderr = failing(call, path, error, *place.command(command))
+    assert_one_error(stderr, match=match.format(path))
     assert status == DISK
-    place.assert_all_there()
+    assert files_of(place.out) == place.needed
 
 
 @needs_strace
@@ -234,25 +249,6 @@ def test_a_record_under_another_name_stops_gc(tmp_path: Path) -> None:
     assert status == 5
     assert f".{record.name}.bak is damaged: it is the record of another corpus" in stderr
     assert files_of(tmp_path / "store") == before
-
-
-@needs_strace
-@pytest.mark.parametrize("file", ["manifest.json", "index.faiss"])
-def test_a_version_that_cannot_be_read_is_not_pruned(place: Place, file: str) -> None:
-    path = place.version(1) / file
-    status, _, stderr = failing("openat", path, "EMFILE", *place.command("prune"))
-    assert_one_error(stderr, match=f"cannot read {path}: this process has too many files open")
-    assert status == DISK
-    place.assert_all_there()
-
-
-@needs_strace
-@pytest.mark.parametrize("file", ["manifest.json", "index.faiss"])
-def test_a_rollback_does_not_go_further_back_for_a_failed_open(place: Place, file: str) -> None:
-    path, current = place.version(1) / file, (place.out / "CURRENT").read_bytes()
-    status, _, stderr = failing("openat", path, "EIO", *place.command("rollback"))
-    assert_one_error(stderr, match=f"cannot read {path}.*rollback {place.out} --to VERSION")
-    assert (status, (place.out / "CURRENT").read_bytes()) == (DISK, current)
 
 
 @needs_strace
@@ -426,18 +422,6 @@ def test_what_opens_to_be_checked_and_not_to_be_used_is_not_damaged(
     status, stdout, stderr = failing("openat", path, "EMFILE", *arguments, when="2+")
     assert "this process has too many files open" in stdout + stderr
     assert "damaged" not in stdout + stderr
-    assert status == DISK
-    assert files_of(place.out) == place.needed
-
-
-@needs_strace
-@pytest.mark.parametrize("file", ["manifest.json", "index.faiss"])
-def test_an_update_that_cannot_read_what_is_published_changes_nothing(
-    place: Place, file: str
-) -> None:
-    path = place.version(2) / file
-    status, _, stderr = failing("openat", path, "EMFILE", *place.command("update"))
-    assert_one_error(stderr, match=f"cannot read {path}: this process has too many files open")
     assert status == DISK
     assert files_of(place.out) == place.needed
 
