@@ -24,7 +24,8 @@ CLOSING = {"published", "up_to_date", "gate_failed", "failed", "interrupted"}
 class News:
     """An index of 60 rows, its corpus in two files next to it, and a job file."""
 
-    def __init__(self, root: Path, published: Path) -> None:
+    def __init__(self, root: Path, published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.monkeypatch = monkeypatch
         self.root, self.index, self.metrics = root, root / "out", root / "night.prom"
         shutil.copytree(published, root, dirs_exist_ok=True)
 
@@ -65,7 +66,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def news(tmp_path: Path, published: Path, monkeypatch: pytest.MonkeyPatch) -> News:
-    made = News(tmp_path, published)
+    made = News(tmp_path, published, monkeypatch)
     # The version remembers the corpus of the first folder.
     monkeypatch.chdir(tmp_path)
     return made
@@ -147,9 +148,9 @@ def test_a_failed_gate(news: News) -> None:
     ],
 )  # fmt: skip
 def test_whatever_the_update_fails_of_the_last_line_and_the_metrics_say_so(
-    news: News, monkeypatch: pytest.MonkeyPatch, error: BaseException, expected: int
+    news: News, error: BaseException, expected: int
 ) -> None:
-    monkeypatch.setattr("whiten_index.pipeline.update.update_index", raising(error))
+    news.monkeypatch.setattr("whiten_index.pipeline.update.update_index", raising(error))
     job = news.job(keep_versions=2, compact=True, metrics=str(news.metrics))
     status, out, err = run("nightly", job)
     events = [json.loads(line) for line in out.splitlines()]
@@ -181,10 +182,10 @@ def test_a_job_that_finds_another_one_leaves_the_metrics_to_that(news: News) -> 
 @pytest.mark.parametrize("step", ["prune", "gc", "compact"])
 @pytest.mark.parametrize(("error", "expected"), [(BusyError("held"), 6), (ValueError("odd"), 1)])
 def test_what_follows_an_update_cannot_undo_it(
-    news: News, monkeypatch: pytest.MonkeyPatch, step: str, error: Exception, expected: int
+    news: News, step: str, error: Exception, expected: int
 ) -> None:
     names = {"prune": "retention.prune", "gc": "gc.gc_store", "compact": "compaction.compact_store"}
-    monkeypatch.setattr(f"whiten_index.versions.{names[step]}", raising(error))
+    news.monkeypatch.setattr(f"whiten_index.versions.{names[step]}", raising(error))
     news.change()
     keys = {"keep_versions": 2, "compact": True, "metrics": str(news.metrics)}
     events = ends(expected, "published", news.job(corpus="news", **keys))
@@ -215,10 +216,10 @@ def test_an_interruption_after_the_update(news: News, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("found", [True, False])
-def test_metrics_that_cannot_be_written_do_not_hide_the_update(
-    news: News, monkeypatch: pytest.MonkeyPatch, found: bool
-) -> None:
-    monkeypatch.setattr("whiten_index.cli.nightly_job.write_metrics", raising(StorageError("full")))
+def test_metrics_that_cannot_be_written_do_not_hide_the_update(news: News, found: bool) -> None:
+    news.monkeypatch.setattr(
+        "whiten_index.cli.nightly_job.write_metrics", raising(StorageError("full"))
+    )
     corpus = "news" if found else "none"
     status, events = night(news.job(corpus=corpus, metrics=str(news.metrics)))
     assert status == (7 if found else 3)
@@ -227,10 +228,8 @@ def test_metrics_that_cannot_be_written_do_not_hide_the_update(
 
 
 @pytest.mark.parametrize("error", [StorageError("the disk is out"), OSError(5, "the disk is out")])
-def test_an_index_that_cannot_be_read_at_the_end(
-    news: News, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    monkeypatch.setattr("whiten_index.cli.monitoring.read_published", raising(error))
+def test_an_index_that_cannot_be_read_at_the_end(news: News, error: Exception) -> None:
+    news.monkeypatch.setattr("whiten_index.cli.monitoring.read_published", raising(error))
     status, events = night(news.job(metrics=str(news.metrics)))
     assert (status, events[-1]["event"], events[-1]["failed"]) == (7, "up_to_date", ["metrics"])
     found = news.measured()

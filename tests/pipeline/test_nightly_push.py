@@ -31,8 +31,8 @@ FAILED = 10
 class World:
     """A corpus, its index, a job file, and databases by the tables that users query."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root, self.monkeypatch = root, monkeypatch
         self.raw = np.random.default_rng(0).standard_normal((ROWS, DIM)).astype("f4")
         self.servers: dict[str, Server] = {"docs": Server(), "more": Server()}
         self.options = list[dict[str, str]]()
@@ -89,7 +89,7 @@ MORE = 'to = "qdrant://h"\ntable = "more"\nk = 3\noptions = {m = 16, on_disk = t
 @pytest.fixture
 def no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     """A world without an index, for tests that only read job files."""
-    made = World(tmp_path)
+    made = World(tmp_path, monkeypatch)
     monkeypatch.setattr("whiten_index.vectordb.push.open_writer", made.connect)
     # Nor may one be needed to read a job, or the digest of its options.
     for client in CLIENTS:
@@ -167,10 +167,8 @@ def test_a_file_that_cannot_be_written_keeps_no_versions(world: World) -> None:
     assert "prune_finished" in {event["event"] for event in events}
 
 
-def test_a_check_that_fails_is_no_gate_of_the_update(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(MemoryWriter, "finish", MemoryWriter.finish_short)
+def test_a_check_that_fails_is_no_gate_of_the_update(world: World) -> None:
+    world.monkeypatch.setattr(MemoryWriter, "finish", MemoryWriter.finish_short)
     world.change()
     events = ends(FAILED, "published", world.job(DOCS))
     (failed,) = [event for event in events if event["event"] == "push_failed"]
@@ -238,9 +236,7 @@ def test_nothing_is_pushed_beside_another_job(world: World) -> None:
     ("rows", "hidden", "full"),
     [(ROWS, False, False), (ROWS, True, True), (20, False, False), (20, False, True)],
 )
-def test_a_push_that_is_stopped(
-    world: World, monkeypatch: pytest.MonkeyPatch, rows: int, hidden: bool, full: bool
-) -> None:
+def test_a_push_that_is_stopped(world: World, rows: int, hidden: bool, full: bool) -> None:
     """The last line says what became of the update, even where the metrics then fail."""
     metrics = world.root / "metrics"
     metrics.mkdir()
@@ -256,9 +252,9 @@ def test_a_push_that_is_stopped(
                 raise DatabaseError("Query interrupted") from None
             raise
 
-    monkeypatch.setattr(MemoryWriter, "append", stopped)
+    world.monkeypatch.setattr(MemoryWriter, "append", stopped)
     # What a signal leaves behind is of this test alone.
-    monkeypatch.setattr("whiten_index.cli.signals._State.stopped", False)
+    world.monkeypatch.setattr("whiten_index.cli.signals._State.stopped", False)
     stop_on_signals()
     world.change()
     world.raw = world.raw[:rows]
@@ -278,10 +274,8 @@ def test_a_push_that_is_stopped(
     assert last["version"] == json.loads((world.root / "index/CURRENT").read_text())["version"]
 
 
-def test_a_client_that_is_not_installed_stops_no_update(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("whiten_index.vectordb.push.open_writer", open_writer)
+def test_a_client_that_is_not_installed_stops_no_update(world: World) -> None:
+    world.monkeypatch.setattr("whiten_index.vectordb.push.open_writer", open_writer)
     world.change()
     job = world.job(DOCS, MORE, f"to = {json.dumps(str(world.root / 'v.parquet'))}")
     events = ends(FAILED, "published", job)

@@ -31,7 +31,7 @@ class World:
     """A corpus, its index and a database."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.root, self.server = root, Server()
+        self.root, self.server, self.monkeypatch = root, Server(), monkeypatch
         self.opened = list[dict[str, str]]()
         rng = np.random.default_rng(0)
         self.rows = {f"d{i}": (rng.standard_normal(DIM).astype("f4"), i) for i in range(ROWS)}
@@ -350,9 +350,7 @@ def test_what_failed_its_check_is_dropped(world: World, monkeypatch: pytest.Monk
     world.assert_same()
 
 
-def test_rows_that_a_database_refuses_are_dropped(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_a_database_refuses_are_dropped(world: World) -> None:
     def refuse(self: MemoryWriter) -> None:
         raise RowsError("d5 comes twice")
 
@@ -360,7 +358,7 @@ def test_rows_that_a_database_refuses_are_dropped(
         raise DatabaseError("the server is gone")
 
     for finish, left in ((break_off, True), (refuse, False)):
-        with monkeypatch.context() as patched:
+        with world.monkeypatch.context() as patched:
             patched.setattr(MemoryWriter, "finish", finish)
             with pytest.raises(DatabaseError):
                 world.push()
@@ -394,9 +392,7 @@ def test_more_rows_than_were_sent_are_not_gone_on_with(world: World) -> None:
     world.assert_same()
 
 
-def test_a_version_that_is_pruned_while_it_is_pushed(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_version_that_is_pruned_while_it_is_pushed(world: World) -> None:
     begin = MemoryWriter.begin
 
     def dropping(self: MemoryWriter, *given: Any) -> None:
@@ -405,7 +401,7 @@ def test_a_version_that_is_pruned_while_it_is_pushed(
         (world.root / "index" / "store").rename(world.root / "aside")
         begin(self, *given)
 
-    with monkeypatch.context() as patched:
+    with world.monkeypatch.context() as patched:
         patched.setattr(MemoryWriter, "begin", dropping)
         with pytest.raises(
             ArtifactError, match=r"was pruned while it was being pushed.*push again"
@@ -472,9 +468,7 @@ def test_rows_that_no_push_sent_are_not_lost(world: World) -> None:
     world.assert_same()
 
 
-def test_rows_that_come_while_a_table_is_filled_are_not_lost(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_come_while_a_table_is_filled_are_not_lost(world: World) -> None:
     world.push()
     table, finish = world.table, MemoryWriter.finish
 
@@ -483,7 +477,7 @@ def test_rows_that_come_while_a_table_is_filled_are_not_lost(
         finish(self)
 
     told = "has 301 rows, and 1 of them were put there by something"
-    with monkeypatch.context() as patched:
+    with world.monkeypatch.context() as patched:
         patched.setattr(MemoryWriter, "finish", meanwhile)
         with pytest.raises(GateError, match=told):
             world.push(metric="ip")
@@ -565,9 +559,7 @@ def test_nan_inside_columns_comes_back(world: World) -> None:
 @pytest.mark.parametrize(
     ("column", "why"), [("vector", "the vectors of 300 rows"), ("n", "column 'n' of 300 rows")]
 )
-def test_what_does_not_come_back_is_not_swapped_in(
-    world: World, monkeypatch: pytest.MonkeyPatch, column: str, why: str
-) -> None:
+def test_what_does_not_come_back_is_not_swapped_in(world: World, column: str, why: str) -> None:
     first = world.push()
 
     def spoiled(self: MemoryWriter) -> None:
@@ -576,7 +568,7 @@ def test_what_does_not_come_back_is_not_swapped_in(
         for row in self.server.pending.rows.values():
             row[column] = (-1 - np.asarray(row[column])).tolist()
 
-    with monkeypatch.context() as patched:
+    with world.monkeypatch.context() as patched:
         patched.setattr(MemoryWriter, "finish", spoiled)
         with pytest.raises(GateError, match=f"{why} came back changed"):
             world.push(full=True, check=ROWS)
@@ -592,9 +584,7 @@ def test_what_does_not_come_back_is_not_swapped_in(
         (lambda found: [[Hit(h.id, 1) for h in each] for each in found], "exact search finds 10%"),
     ],
 )
-def test_searches_that_are_answered_wrongly(
-    world: World, monkeypatch: pytest.MonkeyPatch, lie: Any, why: str
-) -> None:
+def test_searches_that_are_answered_wrongly(world: World, lie: Any, why: str) -> None:
     searching = MemoryWriter._searching
 
     @contextmanager
@@ -602,20 +592,18 @@ def test_searches_that_are_answered_wrongly(
         with searching(*given, **how) as find:
             yield lambda *asked: lie(find(*asked))
 
-    monkeypatch.setattr(MemoryWriter, "_searching", lying)
+    world.monkeypatch.setattr(MemoryWriter, "_searching", lying)
     with pytest.raises((DatabaseError, GateError), match=why):
         world.push()
     assert world.server.published is None
 
 
-def test_changes_that_do_not_come_back_are_taken_back(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changes_that_do_not_come_back_are_taken_back(world: World) -> None:
     first = world.push()
     before = dict(world.table.rows)
     world.change(1)
     fetch = MemoryWriter.fetch
-    monkeypatch.setattr(
+    world.monkeypatch.setattr(
         MemoryWriter, "fetch", lambda self, ids, layout, **more: fetch(self, [], layout, **more)
     )
     with pytest.raises(GateError, match="1 of 1 rows are not there"):
