@@ -127,6 +127,10 @@ class Rows:
         with open_writer(address, name, options=options) as writer:
             self.fill(writer)
 
+    def assert_held_at(self, address: str, name: str = "docs", **options: str) -> None:
+        with open_writer(address, name, options=options) as writer:
+            self.assert_held(writer)
+
     def change(
         self, writer: DatabaseWriter, *put: pa.RecordBatch, gone: Iterable[Any] = ()
     ) -> None:

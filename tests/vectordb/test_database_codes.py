@@ -106,11 +106,8 @@ def test_postgresql(address: str, rows: Rows, name: str, dtype: str) -> None:
 def test_an_extension_that_the_server_lacks(
     address: str, rows: Rows, index: str, extension: str
 ) -> None:
-    with (
-        open_writer(address, "docs", options={"index": index}) as writer,
-        pytest.raises(ConfigError, match=f"no extension {extension}.*CREATE EXTENSION"),
-    ):
-        writer.begin(rows.pushed, rows.layout)
+    with pytest.raises(ConfigError, match=f"no extension {extension}.*CREATE EXTENSION"):
+        rows.push_to(address, index=index)
 
 
 @pytest.mark.service

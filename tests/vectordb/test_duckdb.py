@@ -21,6 +21,7 @@ from tests.vectordb.pushed_rows import Rows, append, changed_by_child, child_at,
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.database_writer import DatabaseWriter
 from whiten_index.vectordb.duckdb_writer import connect
+from whiten_index.vectordb.push import pushed_version
 from whiten_index.vectordb.pushed_table import PushedTable
 from whiten_index.vectordb.registry import open_writer
 
@@ -229,11 +230,8 @@ def test_a_comment_of_the_user(address: str, file: Path) -> None:
     huge = PushedTable("v", "t", 12, "float32", rows=10**400).text
     with duckdb.connect(file) as database:
         database.execute(f"CREATE TABLE docs AS SELECT 1; COMMENT ON TABLE docs IS '{huge}'")
-    with (
-        open_writer(address, "docs") as writer,
-        pytest.raises(DatabaseError, match="that no push made"),
-    ):
-        writer.published()
+    with pytest.raises(DatabaseError, match="that no push made"):
+        pushed_version(address, "docs")
 
 
 @pytest.mark.parametrize(
@@ -326,19 +324,15 @@ def test_a_table_that_computes_is_not_read(address: str, file: Path, computed: s
         database.execute("CREATE SEQUENCE n; DROP TABLE docs")
         database.execute(f"CREATE TABLE docs (id BIGINT, vector FLOAT[12], {computed})")
         database.execute(f"COMMENT ON TABLE docs IS '{text}'")
-    with (
-        open_writer(address, "docs") as writer,
-        pytest.raises(DatabaseError, match="that no push made"),
-    ):
-        writer.published()
+    with pytest.raises(DatabaseError, match="that no push made"):
+        pushed_version(address, "docs")
 
 
 def test_columns_may_have_the_names_of_what_computes(address: str) -> None:
     kept = {"generated": ["DEFAULT(1)"] * 50, "checks": ["it's"] * 50, 'a "check(" of': [1] * 50}
     rows = Rows.make(50, **{name: pa.array(values) for name, values in kept.items()})
-    with open_writer(address, "docs") as writer:
-        rows.fill(writer)
-        rows.assert_held(writer)
+    rows.push_to(address)
+    rows.assert_held_at(address)
 
 
 def test_no_other_file_is_opened(file: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import lancedb
 import pyarrow as pa
@@ -15,6 +16,7 @@ from tests.vectordb.pushed_rows import Rows, append, child_at, end
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb import lance_writer
 from whiten_index.vectordb.lance_writer import read_metadata, write_metadata
+from whiten_index.vectordb.push import pushed_version
 from whiten_index.vectordb.pushed_table import PushedTable
 from whiten_index.vectordb.registry import open_writer
 
@@ -150,16 +152,14 @@ def test_a_copy_of_a_table_is_one_of_its_own(address: str, folder: Path) -> None
         after.change(copied, gone=[0])
         after.assert_clean(copied)
         copied.remove()
-    with open_writer(address, "docs") as writer:
-        rows.assert_held(writer)
+    rows.assert_held_at(address)
 
 
 def test_lists_at_which_the_engine_breaks_down(address: str) -> None:
     pairs = pa.array([["a", "b"], ["c", None], None], pa.list_(pa.string(), 2))
     rows = Rows.make(3, pairs=pairs)
-    with open_writer(address, "docs") as writer:
-        rows.fill(writer)
-        rows.assert_held(writer)
+    rows.push_to(address)
+    rows.assert_held_at(address)
 
 
 HUGE = PushedTable("v", "t", 12, "float32", rows=10**400).text
@@ -174,11 +174,8 @@ def test_a_table_that_no_push_made(address: str, folder: Path, metadata: str | N
     for name in ("docs", "others__pending"):
         lancedb.connect(folder).create_table(name, data=rows.table.cast(schema))
     for name in ("docs", "others"):
-        with (
-            open_writer(address, name) as writer,
-            pytest.raises(DatabaseError, match="that no push made"),
-        ):
-            rows.fill(writer)
+        with pytest.raises(DatabaseError, match="that no push made"):
+            rows.push_to(address, name)
     for name in ("docs", "others__pending"):
         assert lancedb.connect(folder).open_table(name).count_rows() == 300
 
@@ -188,11 +185,8 @@ def test_a_table_that_names_code_is_not_written(address: str, folder: Path) -> N
     table = lancedb.connect(folder).open_table("docs").to_arrow()
     named = table.replace_schema_metadata({"embedding_functions": "[]"})
     lancedb.connect(folder).create_table("docs", data=named, mode="overwrite")
-    with (
-        open_writer(address, "docs") as writer,
-        pytest.raises(DatabaseError, match="names embedding functions of LanceDB"),
-    ):
-        writer.published()
+    with pytest.raises(DatabaseError, match="names embedding functions of LanceDB"):
+        pushed_version(address, "docs")
 
 
 def test_a_version_that_a_user_tagged_stays(address: str, folder: Path) -> None:
@@ -222,11 +216,8 @@ def test_secrets_of_the_object_store_are_not_shown(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("AWS_REGION", "eu-west-1")
     monkeypatch.setenv("OBJECT_STORE_CLIENT_MAX_RETRIES", "0")
     monkeypatch.setenv("OBJECT_STORE_CLIENT_RETRY_TIMEOUT", "1")
-    with (
-        pytest.raises(DatabaseError, match="s3://bucket/prefix, table docs: it could") as error,
-        open_writer("lancedb+s3://bucket/prefix", "docs") as writer,
-    ):
-        writer.published()
+    with pytest.raises(DatabaseError, match="s3://bucket/prefix, table docs: it could") as error:
+        pushed_version("lancedb+s3://bucket/prefix", "docs")
     assert "hush-hush" not in str(error.value)
 
 
@@ -249,13 +240,10 @@ def test_a_url_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_errors_of_the_engine(
     address: str, monkeypatch: pytest.MonkeyPatch, error: Exception, why: str
 ) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise error
-
     rows = Rows.make(20)
     with open_writer(address, "docs") as writer:
         rows.fill(writer)
-        monkeypatch.setattr(lancedb.table.LanceTable, "add", refuse)
+        monkeypatch.setattr(lancedb.table.LanceTable, "add", Mock(side_effect=error))
         with pytest.raises(DatabaseError, match=f"rows could not be added .*{why}"):
             rows.fill(writer)
         rows.assert_held(writer)

@@ -207,8 +207,7 @@ def test_the_log_of_a_process_that_was_killed_after_its_rows_were_flushed(file: 
         logs = {each: each.read_bytes() for each in file.rglob("wal/*")}
     for path, log in logs.items():
         path.write_bytes(log)
-    with open_writer(f"milvus://{file}", "docs") as writer:
-        now.assert_held(writer)
+    now.assert_held_at(f"milvus://{file}")
 
 
 def test_a_file_in_the_place_of_the_folder(file: Path) -> None:

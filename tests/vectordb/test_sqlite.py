@@ -14,6 +14,7 @@ import pytest
 
 from tests.vectordb.pushed_rows import Rows, append, end, some_changes
 from whiten_index.errors import ConfigError, DatabaseError
+from whiten_index.vectordb.push import pushed_version
 from whiten_index.vectordb.pushed_table import PushedTable
 from whiten_index.vectordb.registry import open_writer
 from whiten_index.vectordb.sqlite_writer import connect
@@ -173,9 +174,8 @@ def test_a_file_that_was_vacuumed(address: str, file: Path) -> None:
     with open_writer(address, "docs") as writer:
         rows.fill(writer)
         rows.change(writer, rows.take(range(50, 100)), rows.take(range(50)), gone=range(100))
-    mine = apsw.Connection(str(file))
-    mine.execute("VACUUM")
-    mine.close()
+    with closing(apsw.Connection(str(file))) as mine:
+        mine.execute("VACUUM")
     with open_writer(address, "docs") as writer:
         rows.assert_held(writer)
         rows.assert_found(writer)
@@ -209,15 +209,12 @@ def test_what_no_push_made_is_left_alone(address: str, file: Path, made: str) ->
     PushedTable("v", "t", 16, "float32", rows=10**400, name="docs__01234567").text,
 ])  # fmt: skip
 def test_descriptions_of_others(address: str, file: Path, text: str) -> None:
-    kept().push_to(address)
-    mine = apsw.Connection(str(file))
-    mine.execute("UPDATE whiten_index_tables SET description = ?", (text,))
-    mine.close()
-    with (
-        open_writer(address, "docs") as writer,
-        pytest.raises(DatabaseError, match="that no push made"),
-    ):
-        kept().fill(writer)
+    rows = kept()
+    rows.push_to(address)
+    with closing(apsw.Connection(str(file))) as mine:
+        mine.execute("UPDATE whiten_index_tables SET description = ?", (text,))
+    with pytest.raises(DatabaseError, match="that no push made"):
+        rows.push_to(address)
 
 
 ENDLESS = "WITH RECURSIVE x(a) AS (SELECT 1 UNION ALL SELECT a + 1 FROM x)"
@@ -235,16 +232,12 @@ ENDLESS = "WITH RECURSIVE x(a) AS (SELECT 1 UNION ALL SELECT a + 1 FROM x)"
     "ALTER TABLE {1}_rows ADD COLUMN long AS (zeroblob(999999999))",
 ])  # fmt: skip
 def test_views_and_columns_of_others_are_not_read(address: str, file: Path, order: str) -> None:
-    with open_writer(address, "docs") as writer:
-        kept().fill(writer)
-        name = writer.published().name
+    kept().push_to(address)
+    name = pushed_version(address, "docs").name
     with closing(apsw.Connection(str(file))) as mine:
         mine.execute(order.format(ENDLESS, name))
-    with (
-        open_writer(address, "docs", make=False) as writer,
-        pytest.raises(DatabaseError, match="that no push made"),
-    ):
-        writer.published()
+    with pytest.raises(DatabaseError, match="that no push made"):
+        pushed_version(address, "docs")
 
 
 def test_a_column_of_others_that_has_any_length_is_not_read(address: str, file: Path) -> None:
@@ -252,11 +245,8 @@ def test_a_column_of_others_that_has_any_length_is_not_read(address: str, file: 
         column = "description AS (hex(zeroblob(99999999)))"
         mine.execute(f"CREATE TABLE whiten_index_tables (name, pending, {column})")
         mine.execute("INSERT INTO whiten_index_tables VALUES ('docs', 0)")
-    with (
-        open_writer(address, "docs", make=False) as writer,
-        pytest.raises(DatabaseError, match="table or view whiten_index_tables that no push made"),
-    ):
-        writer.published()
+    with pytest.raises(DatabaseError, match="table or view whiten_index_tables that no push made"):
+        pushed_version(address, "docs")
 
 
 @pytest.mark.parametrize(
@@ -270,9 +260,8 @@ def test_a_column_of_others_that_has_any_length_is_not_read(address: str, file: 
     ],
 )
 def test_what_users_added_is_not_lost(address: str, file: Path, order: str, added: str) -> None:
-    with open_writer(address, "docs") as writer:
-        kept().fill(writer)
-        name = writer.published().name
+    kept().push_to(address)
+    name = pushed_version(address, "docs").name
     with closing(apsw.Connection(str(file))) as mine:
         mine.execute(order.format(name))
     told = f"what its users added, .* would lack: {added}; drop that"
@@ -342,9 +331,8 @@ def test_triggers_of_others_do_not_run(address: str, file: Path) -> None:
                 f"CREATE TRIGGER t{event} AFTER {event} ON whiten_index_tables BEGIN "
                 f"SELECT count(*) FROM ({ENDLESS} SELECT a FROM x); END"
             )
-    with open_writer(address, "docs") as writer:
-        kept(seed=2).fill(writer)
-        kept(seed=2).assert_held(writer)
+    kept(seed=2).push_to(address)
+    kept(seed=2).assert_held_at(address)
 
 
 def test_a_file_that_others_write(address: str, file: Path) -> None:
@@ -375,17 +363,10 @@ def test_two_rows_of_one_id(address: str) -> None:
 @pytest.mark.parametrize("name", ["distance", "K", "rowid", "code"])
 def test_columns_that_have_names_of_the_engine(address: str, name: str) -> None:
     rows = Rows.make(3, **{name: pa.array([1, 2, 3])})
-    with (
-        open_writer(address, "docs") as writer,
-        pytest.raises(ConfigError, match=f"column '{name}' has the name of one of the view's own"),
-    ):
-        writer.begin(rows.pushed, rows.layout)
+    with pytest.raises(ConfigError, match=f"column '{name}' has the name of one of the view's own"):
+        rows.push_to(address)
 
 
 def test_bits_fill_bytes(address: str) -> None:
-    rows = Rows.make(3)
-    with (
-        open_writer(address, "docs", options={"code": "bit"}) as writer,
-        pytest.raises(ConfigError, match="code=bit needs vectors of 8, 16, 24, … numbers, and"),
-    ):
-        writer.begin(rows.pushed, rows.layout)
+    with pytest.raises(ConfigError, match="code=bit needs vectors of 8, 16, 24, … numbers, and"):
+        Rows.make(3).push_to(address, code="bit")

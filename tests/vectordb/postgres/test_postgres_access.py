@@ -201,8 +201,7 @@ def test_a_schema(address: str, run: Run) -> None:
     rows.push_to(address)
     other.push_to(address, schema='O"dd')
     assert run('SELECT count(*) FROM "O""dd".docs') == [(10,)]
-    with open_writer(address, "docs") as writer:
-        rows.assert_held(writer)
+    rows.assert_held_at(address)
 
 
 def test_rights_that_are_lacking_are_told_before_a_row_is_sent(
@@ -228,8 +227,7 @@ def test_rights_that_are_lacking_are_told_before_a_row_is_sent(
     fails("must be owner")
     run(f'ALTER TABLE "S; 1".docs OWNER TO {role}')
     after.push_to(theirs, schema="S; 1")
-    with open_writer(address, "docs", options={"schema": "S; 1"}) as writer:
-        after.assert_held(writer)
+    after.assert_held_at(address, schema="S; 1")
 
 
 def test_asking_makes_nothing_and_needs_no_rights(address: str, role: str, run: Run) -> None:

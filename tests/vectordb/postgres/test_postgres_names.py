@@ -6,6 +6,7 @@ import pytest
 from tests.vectordb.postgres.helpers import Run
 from tests.vectordb.pushed_rows import Rows
 from whiten_index.errors import ConfigError, DatabaseError
+from whiten_index.vectordb.push import pushed_version
 from whiten_index.vectordb.registry import open_writer
 
 pytestmark = pytest.mark.service
@@ -46,11 +47,9 @@ def test_a_table_of_the_same_kind_that_users_made(address: str, run: Run) -> Non
     ):
         run(order)
         run("INSERT INTO mine (id, vector, n) VALUES (1, array_fill(1, '{12}')::vector, 1)")
-        with open_writer(address, "mine") as writer:
+        for attempt in (pushed_version, rows.push_to):
             with pytest.raises(DatabaseError, match="no push made it"):
-                writer.published()
-            with pytest.raises(DatabaseError, match="no push made it"):
-                rows.fill(writer)
+                attempt(address, "mine")
         assert run("SELECT DISTINCT id FROM mine") == [(1,)]
 
 
@@ -77,9 +76,8 @@ def test_vectors_that_are_too_wide(address: str, dtype: str, k: int, why: str) -
         with pytest.raises(ConfigError, match=why):
             writer.begin(rows.pushed, rows.layout)
         assert writer.pending() is None
-    with open_writer(address, "docs", options={"index": "none"}) as writer:
-        rows.fill(writer)
-        rows.assert_held(writer)
+    rows.push_to(address, index="none")
+    rows.assert_held_at(address, index="none")
 
 
 def test_the_comment_on_the_primary_key_tells_a_table_of_a_push(address: str, run: Run) -> None:
@@ -88,20 +86,17 @@ def test_the_comment_on_the_primary_key_tells_a_table_of_a_push(address: str, ru
     rows.push_to(address)
     run("COMMENT ON TABLE docs IS 'ours'")
     run("COMMENT ON COLUMN docs.vector IS 'of the corpus'")
-    with open_writer(address, "docs") as writer:
-        new.fill(writer)
-        new.assert_held(writer)
+    new.push_to(address)
+    new.assert_held_at(address)
     told = run("SELECT obj_description('docs'::regclass), col_description('docs'::regclass, 2)")
     assert told == [("ours", "of the corpus")]
     query = "SELECT obj_description(oid, 'pg_constraint')::jsonb->>'version' FROM pg_constraint "
     assert run(query + "WHERE conname = 'docs_pkey'") == [(new.pushed.version,)]
     for comment in ("'x'", "'{}'", """'{"table": "other"}'""", "NULL"):
         run(f"COMMENT ON CONSTRAINT docs_pkey ON docs IS {comment}")
-        with open_writer(address, "docs") as writer:
+        for attempt in (pushed_version, rows.push_to):
             with pytest.raises(DatabaseError, match="no push made it as it is"):
-                writer.published()
-            with pytest.raises(DatabaseError, match="no push made it as it is"):
-                rows.fill(writer)
+                attempt(address, "docs")
     assert run("SELECT count(*) FROM docs") == [(20,)]
 
 
@@ -123,8 +118,7 @@ def test_a_published_table_may_have_the_name_of_a_pending_one(address: str) -> N
             assert writer.pending() is None
             Rows.make(20, seed=seed).fill(writer)
             writer.discard()
-    with open_writer(address, "docs__20261125") as writer:
-        rows.assert_held(writer)
+    rows.assert_held_at(address, "docs__20261125")
 
 
 def test_a_name_of_an_index_that_is_taken(address: str, run: Run) -> None:

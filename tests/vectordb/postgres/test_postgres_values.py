@@ -148,11 +148,8 @@ def test_types_that_postgres_has_nothing_for(address: str) -> None:
 def test_an_id_that_no_index_takes(address: str) -> None:
     letters = np.random.default_rng(0).integers(0x4E00, 0x9FFF, 3000)
     rows = Rows.make(1, ids=pa.array(["".join(map(chr, letters))], pa.large_string()))
-    with (
-        open_writer(address, "docs") as writer,
-        pytest.raises(DatabaseError, match="shorten the ids"),
-    ):
-        rows.fill(writer)
+    with pytest.raises(DatabaseError, match="shorten the ids"):
+        rows.push_to(address)
 
 
 def test_many_ids_are_fetched_in_several_statements(
@@ -161,8 +158,7 @@ def test_many_ids_are_fetched_in_several_statements(
     rows = Rows.make(100)
     rows.push_to(address)
     monkeypatch.setattr("whiten_index.vectordb.postgres_writer.PostgresWriter.ids_at_once", 7)
-    with open_writer(address, "docs") as writer:
-        rows.assert_held(writer)
+    rows.assert_held_at(address)
 
 
 def test_an_id_that_comes_twice_is_named(address: str) -> None:

@@ -6,6 +6,7 @@ import threading
 import time
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import psycopg
 import pyarrow as pa
@@ -88,7 +89,7 @@ def stop(server: Any) -> None:
     subprocess.run(command, check=True, user=server.system_user, capture_output=True)
 
 
-def test_half_a_batch_leaves_nothing(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_a_batch_leaves_nothing(address: str) -> None:
     """The connection breaks when rows of a batch are there, and before its end."""
     rows = Rows.make(10_000)
     with open_writer(address, "docs") as writer:
@@ -106,10 +107,8 @@ def test_half_a_batch_leaves_nothing(address: str, monkeypatch: pytest.MonkeyPat
                     )
             whole(self, block)
 
-        with monkeypatch.context() as patched:
-            patched.setattr(psycopg.Copy, "write", broken)
-            with pytest.raises(DatabaseError):
-                writer.append(rows.batches(5000)[1])
+        with patch.object(psycopg.Copy, "write", broken), pytest.raises(DatabaseError):
+            writer.append(rows.batches(5000)[1])
     with open_writer(address, "docs") as writer:
         pending = writer.pending()
         assert (pending.done, writer.count(pending=True)) == (5000, 5000)

@@ -47,8 +47,7 @@ def test_nothing_is_written_where_a_link_leads(
             open_writer(f"{name}://{file}", "docs", make=make)
         log.unlink()
     assert mine.read_text() == "mine"
-    with open_writer(f"{name}://{file}", "docs") as writer:
-        Rows.make(20).assert_held(writer)
+    Rows.make(20).assert_held_at(f"{name}://{file}")
 
 
 @pytest.fixture
