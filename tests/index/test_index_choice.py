@@ -118,31 +118,27 @@ def test_auto_builds_what_fits_and_keeps_why(
     assert len(open_index(str(tmp_path / "out")).bundle) == ROWS
 
 
-@pytest.mark.parametrize(
-    ("factory", "least"), [("IVF2000,Flat", 2_000), ("PQ4x12", 4_096), ("IVF4,PQ4x11", 2_048)]
-)
-def test_too_few_rows_to_train_are_told_before_encoding(
-    tmp_path: Path, corpus: Path, factory: str, least: int
-) -> None:
-    store = tmp_path / "store"
-    told = rf"cannot train '{factory}' on 1200 rows: it learns {least} centroids .*fewer lists"
-    with pytest.raises(ConfigError, match=told):
-        build(corpus, tmp_path / "out", factory=factory, store=str(store))
-    assert not list(store.glob("*/segments/*"))
+FEW = "cannot train '{}' on 1200 rows: it learns {} centroids .*fewer lists"
+SMALL = "holds no index of 1,200|made in memory.*or lists"
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [{}, {"k": None}, {"whiten": "auto", "k": None}, {"factory": "HNSW32"}, {"factory": "Flat"},
-     {"factory": "SQ8"}],
-    ids=["k named", "k by default", "k chosen", "graph named", "flat named", "codes named"],
-)  # fmt: skip
-def test_a_budget_that_nothing_fits_is_told_before_encoding(
-    tmp_path: Path, corpus: Path, setting: dict[str, Any]
+@pytest.mark.parametrize(("setting", "said"), [
+    *(
+        ({"factory": factory}, FEW.format(factory, least))
+        for factory, least in {"IVF2000,Flat": 2000, "PQ4x12": 4096, "IVF4,PQ4x11": 2048}.items()
+    ),
+    *(
+        ({"memory_budget": "5KB", **more}, SMALL)
+        for more in ({}, {"k": None}, {"whiten": "auto", "k": None}, {"factory": "HNSW32"},
+                     {"factory": "Flat"}, {"factory": "SQ8"})
+    ),
+])  # fmt: skip
+def test_no_index_is_refused_before_encoding(
+    tmp_path: Path, corpus: Path, setting: dict[str, Any], said: str
 ) -> None:
     store = tmp_path / "store"
-    with pytest.raises(ConfigError, match=r"holds no index of 1,200|made in memory.*or lists"):
-        build(corpus, tmp_path / "out", memory_budget="5KB", store=str(store), **setting)
+    with pytest.raises(ConfigError, match=said):
+        build(corpus, tmp_path / "out", store=str(store), **setting)
     assert not list(store.glob("*/segments/*"))
 
 

@@ -56,9 +56,7 @@ FACES: dict[str, Callable[[Any, Path, dict[str, Any]], Any]] = {
 @pytest.fixture(params=FACES)
 def face(request: pytest.FixtureRequest) -> Callable[[Path | str, dict[str, Any]], Any]:
     """Ask through a class of a framework."""
-    module, _, name = request.param.partition(".")
-    made = getattr(importlib.import_module(f"whiten_index.integrations.{module}"), name)
-    return functools.partial(FACES[request.param], made)
+    return functools.partial(FACES[request.param], class_of(request.param))
 
 
 def test_a_face_runs_the_models_code_only_with_consent(face, place, tmp_path):
@@ -156,15 +154,25 @@ CLASSES = pytest.mark.parametrize(
 )  # fmt: skip
 
 
-@CLASSES
-def test_a_key_given_as_an_option_is_refused_before_it_is_held(name, place):
-    """Other classes of the frameworks take it, and pipelines would be written down with it."""
+def class_of(name: str) -> Any:
     module, _, kind = name.partition(".")
-    made = getattr(importlib.import_module(f"whiten_index.integrations.{module}"), kind)
-    where = {"index" if "Retriever" in kind else "source": str(place.index)}
-    given = {"api_key": "sk-hunter2"}
-    with pytest.raises((ConfigError, ValueError), match="api_key") as caught:
-        made(**where, **({"options": given} if "Retriever" in kind else given))
+    return getattr(importlib.import_module(f"whiten_index.integrations.{module}"), kind)
+
+
+@CLASSES
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        # Other classes of the frameworks take it, and pipelines would be written down with it.
+        ({"api_key": "sk-hunter2"}, (ConfigError, ValueError), "api_key"),
+        ({"model": "https://me:hunter2@huggingface.co/acme/model"}, ConfigError, "has a password"),
+    ],
+)
+def test_a_secret_is_refused_before_it_is_held(name, place, given, error, said):
+    retriever = "Retriever" in name
+    where = {"index" if retriever else "source": str(place.index)}
+    with pytest.raises(error, match=said) as caught:
+        class_of(name)(**where, **({"options": given} if retriever else given))
     assert "hunter2" not in f"{caught.value} {caught.value!r}"
 
 
@@ -176,26 +184,12 @@ def test_an_option_that_is_not_known_is_refused(place):
             QueryTransform.of(place.index, **{name: "x"})
 
 
-@CLASSES
-def test_a_secret_in_the_name_of_a_model_is_refused_before_it_is_held(name, place):
-    """Pickles and written pipelines would have it."""
-    module, _, kind = name.partition(".")
-    made = getattr(importlib.import_module(f"whiten_index.integrations.{module}"), kind)
-    given = {"model": "https://me:hunter2@huggingface.co/acme/model"}
-    where = {"index" if "Retriever" in kind else "source": str(place.index)}
-    with pytest.raises(ConfigError, match="has a password") as caught:
-        made(**where, **({"options": given} if "Retriever" in kind else given))
-    assert "hunter2" not in str(caught.value)
-
-
 @pytest.mark.parametrize("name", ["base_url", "api_key", "store"])
 @pytest.mark.parametrize("kind", ["langchain.WhitenedRetriever", "llama_index.WhitenedEmbedding"])
 def test_a_setting_that_is_not_known_is_not_quoted(kind, name, place):
-    module, _, kind = kind.partition(".")
-    made = getattr(importlib.import_module(f"whiten_index.integrations.{module}"), kind)
     where = {"index" if "Retriever" in kind else "source": str(place.index)}
     with pytest.raises(ValueError, match=name) as caught:
-        made(**where, **{name: "https://me:hunter2@host/v1"})
+        class_of(kind)(**where, **{name: "https://me:hunter2@host/v1"})
     assert "hunter2" not in f"{caught.value} {caught.value!r}"
 
 
