@@ -34,8 +34,18 @@ from whiten_index import (
 )
 from whiten_index.errors import ArtifactError, EncoderError
 
+Change = Callable[[float], None]
 
-def build_here(folder: Path, model: Path, **options: Any) -> Path:
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model, beside a corpus of sixty texts."""
+    write(tmp_path, texts_of(60))
+    return tiny_models.bert(tmp_path / "model")
+
+
+def build_here(model: Path, **options: Any) -> Path:
+    folder = model.parent
     given = {"corpus": str(folder / "c.parquet"), "text_columns": "text", "model": str(model)}
     given |= {"out": str(folder / "index"), "whiten": "whitening", "k": 8, "factory": "Flat"}
     return build_index(BuildConfig(**{**given, "threads": 1, **options})).out
@@ -47,7 +57,7 @@ def manifest_of(index: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def another_library(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+def another_library(monkeypatch: pytest.MonkeyPatch) -> Change:
     """Return what makes torch normalise layers in another way, by a share."""
     own = torch.nn.LayerNorm.forward
 
@@ -62,11 +72,9 @@ def another_library(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 def test_a_library_that_computes_other_embeddings_is_noticed(
-    tmp_path: Path, another_library: Callable[[float], None]
+    tmp_path: Path, model: Path, another_library: Change
 ) -> None:
-    model = tiny_models.bert(tmp_path / "model")
-    write(tmp_path, texts_of(60))
-    index = build_here(tmp_path, model)
+    index = build_here(model)
     first = open_index(index).search(["w1 w2"])
     assert manifest_of(index)["encoder"]["canary"]
     another_library(0.2)
@@ -74,10 +82,10 @@ def test_a_library_that_computes_other_embeddings_is_noticed(
     with pytest.raises(EncoderError, match=match):
         open_index(index).search(["w1 w2"])
     # Nothing is encoded, so nothing is compared.
-    build_here(tmp_path, model)
+    build_here(model)
     write(tmp_path, [*texts_of(60), "w3 w4"])
     for attempt in (
-        lambda: build_here(tmp_path, model),
+        lambda: build_here(model),
         lambda: update_index(UpdateConfig(index=str(index))),
     ):
         with pytest.raises(EncoderError, match=match):
@@ -87,12 +95,10 @@ def test_a_library_that_computes_other_embeddings_is_noticed(
 
 
 def test_the_model_of_questions_is_compared_too(
-    tmp_path: Path, another_library: Callable[[float], None]
+    tmp_path: Path, model: Path, another_library: Change
 ) -> None:
-    model, texts = tiny_models.bert(tmp_path / "model"), texts_of(60)
-    write(tmp_path, texts)
-    index = build_here(tmp_path, model)
-    lines = [json.dumps({"id": f"q{n}", "text": text}) for n, text in enumerate(texts)]
+    index = build_here(model)
+    lines = [json.dumps({"id": f"q{n}", "text": text}) for n, text in enumerate(texts_of(60))]
     (tmp_path / "q.jsonl").write_text("\n".join(lines))
     (tmp_path / "q.qrels").write_text("".join(f"q{n} 0 c.parquet#0:{n} 1\n" for n in range(60)))
     judged = {"queries": str(tmp_path / "q.jsonl"), "qrels": str(tmp_path / "q.qrels")}
@@ -107,16 +113,12 @@ def test_the_model_of_questions_is_compared_too(
             attempt()
 
 
-def test_a_change_beside_a_large_mean_is_noticed(
-    tmp_path: Path, another_library: Callable[[float], None]
-) -> None:
-    model = tiny_models.bert(tmp_path / "model")
+def test_a_change_beside_a_large_mean_is_noticed(model: Path, another_library: Change) -> None:
     weights = load_file(model / "model.safetensors")
     (bias,) = (name for name in weights if name.endswith("layer.1.output.LayerNorm.bias"))
     weights[bias] += 300.0
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
-    write(tmp_path, texts_of(60))
-    index = build_here(tmp_path, model)
+    index = build_here(model)
     rows = load_encoder(str(model)).encode(["w1 w2", "the cat"])
     assert rows[0] @ rows[1] / np.linalg.norm(rows[0]) / np.linalg.norm(rows[1]) > 0.999
     another_library(0.5)
@@ -125,11 +127,9 @@ def test_a_change_beside_a_large_mean_is_noticed(
 
 
 def test_an_encoder_that_is_compared_with_nothing_is_not_shared(
-    tmp_path: Path, another_library: Callable[[float], None]
+    tmp_path: Path, model: Path, another_library: Change
 ) -> None:
-    model = tiny_models.bert(tmp_path / "model")
-    write(tmp_path, texts_of(60))
-    index = build_here(tmp_path, model)
+    index = build_here(model)
     old = open_index(forged(index, tmp_path / "old", canary=""))
     another_library(0.2)
     assert old.search(["w1 w2"])
@@ -139,25 +139,22 @@ def test_an_encoder_that_is_compared_with_nothing_is_not_shared(
         one.search(["w1 w2"])
 
 
-def test_texts_that_a_model_cannot_take_are_left_out(tmp_path: Path) -> None:
-    model = tiny_models.bert(tmp_path / "model")
+def test_texts_that_a_model_cannot_take_are_left_out(tmp_path: Path, model: Path) -> None:
     tokenizer = Tokenizer(WordLevel({"[PAD]": 0, **{f"w{n}": n + 1 for n in range(60)}}))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     tokenizer.save(str(model / "tokenizer.json"))
     write(tmp_path, [f"w{n} w{n + 1}" for n in range(50)])
-    index = build_here(tmp_path, model)
+    index = build_here(model)
     assert len(open_index(index).search(["w1 w2"])[0]) == 10
 
 
 def test_equal_builds_have_one_identity_whatever_the_canary(
-    tmp_path: Path, another_library: Callable[[float], None]
+    tmp_path: Path, model: Path, another_library: Change
 ) -> None:
-    model = tiny_models.bert(tmp_path / "model")
-    write(tmp_path, texts_of(60))
     folders = [tmp_path / "one", tmp_path / "other"]
     for share, folder in zip((0, 1e-4), folders, strict=True):
         another_library(share)
-        build_here(tmp_path, model, out=str(folder), store=f"{folder}.store")
+        build_here(model, out=str(folder), store=f"{folder}.store")
     one, other = map(manifest_of, folders)
     assert one["encoder"]["canary"] != other["encoder"]["canary"]
     assert one["identity"] == other["identity"]
