@@ -21,32 +21,22 @@ def files_of(out: Path) -> list[Path]:
     return [path for path in files if path.stat().st_size]
 
 
-def cuts(files: list[Path]) -> Iterator[tuple[Path, int]]:
-    """Yield a file and how long it is left, ``PLACES`` times: each file is cut at its very end."""
-    random = np.random.default_rng(0)
+def damages(out: Path) -> Iterator[tuple[Path, str, bytes]]:
+    """Yield a file, its damage and its bytes: ``PLACES`` cuts, then ``FLIPS`` bits, files in turn.
+
+    Each file is cut at its very end first. By their sizes alone the small files, which say what
+    the others are, would hardly be hit.
+    """
+    files, random = files_of(out), np.random.default_rng(0)
     for number in range(PLACES):
         path = files[number % len(files)]
-        size = path.stat().st_size
-        yield path, size - 1 if number < len(files) else int(random.integers(size))
-
-
-def flips(files: list[Path]) -> Iterator[tuple[Path, int]]:
-    """Yield a file and the number of a bit, ``FLIPS`` times over all the bytes, each file in turn.
-
-    By their sizes alone the small files, which say what the others are, would hardly be hit.
-    """
-    random = np.random.default_rng(1)
+        whole = path.read_bytes()
+        size = len(whole) - 1 if number < len(files) else int(random.integers(len(whole)))
+        yield path, f"cut to {size}", whole[:size]
     for number in range(FLIPS):
         path = files[number % len(files)]
-        yield path, int(random.integers(path.stat().st_size * 8))
-
-
-def damages(out: Path) -> Iterator[tuple[Path, str, bytes]]:
-    files = files_of(out)
-    for path, size in cuts(files):
-        yield path, f"cut to {size}", path.read_bytes()[:size]
-    for path, bit in flips(files):
         data = bytearray(path.read_bytes())
+        bit = int(random.integers(len(data) * 8))
         data[bit // 8] ^= 1 << bit % 8
         yield path, f"bit {bit}", bytes(data)
 
