@@ -144,6 +144,16 @@ class _Silent(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         pass
 
+    def answer(self, status: int, size: int, body: bytes, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", str(size))
+        self.send_header("Last-Modified", self.date_time_string())
+        self.end_headers()
+        with suppress(OSError):
+            self.wfile.write(body)
+
 
 @contextmanager
 def answering(kind: type[BaseHTTPRequestHandler], monkeypatch: Any) -> Iterator[None]:
@@ -160,17 +170,12 @@ class _Endless(_Silent):
 
     def do_GET(self) -> None:
         size, part = 1 << 46, self.headers.get("Range")
-        self.send_response(206 if part else 200)
-        if part:
-            first, last = map(int, part.removeprefix("bytes=").split("-"))
-            self.send_header("Content-Range", f"bytes {first}-{last}/{size}")
-            size = last - first + 1
-        self.send_header("Content-Length", str(size))
-        self.send_header("ETag", '"1"')
-        self.send_header("Last-Modified", "Wed, 21 Oct 2015 07:28:00 GMT")
-        self.end_headers()
-        if part:
-            self.wfile.write(b"[" * size)
+        if part is None:
+            self.answer(200, size, b"", ETag='"1"')
+            return
+        first, last = map(int, part.removeprefix("bytes=").split("-"))
+        given, count = f"bytes {first}-{last}/{size}", last - first + 1
+        self.answer(206, count, b"[" * count, ETag='"1"', Content_Range=given)
 
 
 def test_an_object_too_large_for_what_it_is_takes_no_memory(s3, tmp_path, monkeypatch):
@@ -186,14 +191,8 @@ def test_an_object_too_large_for_what_it_is_takes_no_memory(s3, tmp_path, monkey
 def test_more_than_was_asked_for_is_not_read(s3, monkeypatch):
     class Generous(_Silent):
         def do_GET(self) -> None:
-            self.send_response(206)
-            self.send_header("Content-Range", "bytes 0-9/100000000")
-            self.send_header("Content-Length", "100000000")
-            self.send_header("ETag", '"1"')
-            self.send_header("Last-Modified", self.date_time_string())
-            self.end_headers()
-            with suppress(OSError):
-                self.wfile.write(b"a" * 100_000_000)
+            size, given = 100_000_000, "bytes 0-9/100000000"
+            self.answer(206, size, b"a" * size, ETag='"1"', Content_Range=given)
 
     with answering(Generous, monkeypatch), pytest.raises(StorageError, match="longer than what"):
         Bucket("s3://bucket/p").piece("a", 0, 10)
@@ -217,11 +216,7 @@ def test_a_page_that_is_not_there_answers_no_removal_and_no_put(s3, monkeypatch)
 def test_an_answer_without_a_tag_is_refused(s3, monkeypatch):
     class Untagged(_Silent):
         def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Length", "3")
-            self.send_header("Last-Modified", self.date_time_string())
-            self.end_headers()
-            self.wfile.write(b"one")
+            self.answer(200, 3, b"one")
 
     # By its tag an object is put over, so that no change of another machine is lost.
     with answering(Untagged, monkeypatch), pytest.raises(StorageError, match="has no ETag"):
@@ -236,10 +231,7 @@ def test_a_redirect_to_another_host_takes_no_session_token_there(s3, monkeypatch
         def do_GET(self) -> None:
             asked.append(self.headers["Host"])
             host = self.headers["Host"].replace("127.0.0.1", "localhost")
-            self.send_response(302)
-            self.send_header("Location", f"http://{host}/bucket/p/a")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+            self.answer(302, 0, b"", Location=f"http://{host}/bucket/p/a")
 
     monkeypatch.setenv("AWS_SESSION_TOKEN", "token")
     for name in ("http_proxy", "all_proxy"):

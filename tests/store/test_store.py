@@ -10,6 +10,7 @@ import pytest
 
 from tests.helpers.bad_input import file_size_limit
 from tests.helpers.builds import column_facts
+from tests.helpers.flipped import flip
 from tests.helpers.moments import make_embeddings
 from whiten_index import EmbeddingStore, Moments
 from whiten_index.artifacts import limits, manifest
@@ -87,12 +88,6 @@ cut = changing(lambda data: data[:-1])
 cut_half = changing(lambda data: data[: len(data) // 2])
 empty = changing(lambda data: b"")
 lengthen = changing(lambda data: data + b"\0")
-
-
-def flip(path, at=-20, bit=1):
-    data = bytearray(path.read_bytes())
-    data[at] ^= bit
-    path.write_bytes(data)
 
 
 FILES = ["embeddings", "moments", "manifest"]

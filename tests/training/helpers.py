@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from whiten_index.progress import Progress
 from whiten_index.training.train import TrainReport
 
 WORDS = ("cat", "dog", "bird", "fish", "king", "queen", "man", "woman", "river", "house")
@@ -33,7 +34,7 @@ def require_same(one: TrainReport, other: TrainReport) -> None:
         assert torch.equal(tensor, its[name]), name
 
 
-class Stops:
+class Stops(Progress):
     """Progress of a job that is stopped from outside after so many steps."""
 
     def __init__(self, after: int) -> None:
@@ -48,9 +49,6 @@ class Stops:
             self.left -= rows
             if self.left <= 0:
                 raise KeyboardInterrupt
-
-    def finish(self, name: str, seconds: float) -> None:
-        pass
 
     def note(self, message: str) -> None:
         self.notes.append(message)
