@@ -199,9 +199,9 @@ def test_auto_chooses_from_texts_without_labels_and_tells(scifact: SciFact, tmp_
         "build", scifact.corpus, "--text-column", "text", "--id-column", "id", *encoder,
         "--choose-sample", 50, "--k", 16, "--limit", 100, "--out", tmp_path / "index", "--json",
     )  # fmt: skip
-    told = json.loads(out)
-    assert told["choice"] is not None
-    made = told["whitening"]
+    report = json.loads(out)
+    assert report["choice"] is not None
+    made = report["whitening"]
     assert made["k"] == 16
     texts = scifact.table()["text"].to_pylist()[:100]
     rows = whiten_index.load_encoder(pooling="mean", max_length=48).encode(texts)

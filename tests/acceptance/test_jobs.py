@@ -127,28 +127,28 @@ def test_the_pipeline_does_the_job_with_lines_of_json(
 
 
 def test_inspect_tells_counts_transform_and_spectrum(made: Path, corpus: RandomCorpus) -> None:
-    told = json.loads(done("inspect", made, "--json"))
+    report = json.loads(done("inspect", made, "--json"))
     rows = corpus.rows[corpus.languages == "en"].astype(np.float64)
-    assert told["rows"] == len(rows)
-    assert told["counts"]["read"] == len(corpus.rows)
-    assert told["counts"]["skipped"] == {"filtered": len(corpus.rows) - len(rows)}
+    assert report["rows"] == len(rows)
+    assert report["counts"]["read"] == len(corpus.rows)
+    assert report["counts"]["skipped"] == {"filtered": len(corpus.rows) - len(rows)}
     values = np.linalg.eigvalsh(np.cov(rows.T))[::-1]
-    found = told["whitening"]
+    found = report["whitening"]
     assert (found["dim"], found["k"], found["exponent"], found["center"]) == (16, K, 0.5, True)
     share = values[:K].sum() / values.sum()
     assert found["variance_kept"] == pytest.approx(share, rel=1e-4)
-    for point in told["spectrum"]:
+    for point in report["spectrum"]:
         k = point["k"]
         assert point["eigenvalue"] == pytest.approx(values[k - 1], rel=1e-3)
         assert point["variance_kept"] == pytest.approx(values[:k].sum() / values.sum(), rel=1e-4)
 
 
 def test_inspect_tells_sizes_and_checksums_of_files(made: Path) -> None:
-    told = json.loads(done("inspect", made, "--json"))
+    report = json.loads(done("inspect", made, "--json"))
     folder = version_folder(made)
-    assert told["version"] == folder.name
-    assert set(told["files"]) == {path.name for path in folder.iterdir()} - {"manifest.json"}
-    for name, facts in told["files"].items():
+    assert report["version"] == folder.name
+    assert set(report["files"]) == {path.name for path in folder.iterdir()} - {"manifest.json"}
+    for name, facts in report["files"].items():
         content = (folder / name).read_bytes()
         assert facts["bytes"] == len(content)
         assert facts["sha256"] == hashlib.sha256(content).hexdigest()
@@ -160,12 +160,12 @@ def test_an_exported_matrix_reduces_as_the_index_does(
 ) -> None:
     options = () if k is None else ("--k", k)
     path = tmp_path / "transform.safetensors"
-    told = json.loads(done("export", made, path, *options, "--json"))
+    report = json.loads(done("export", made, path, *options, "--json"))
     tensors = load_file(path)
     vectors = unit(corpus.questions @ tensors["matrix"] + tensors["bias"])
     queries = whiten_index.QueryTransform.of(made, k=k)
     np.testing.assert_allclose(vectors, queries.reduce(corpus.questions), atol=1e-5)
-    assert told["query_digest"] == queries.query_digest
+    assert report["query_digest"] == queries.query_digest
 
 
 @pytest.mark.parametrize("k", [None, 4])
@@ -185,13 +185,13 @@ def test_an_exported_script_names_the_function_that_was_asked_for(
     made: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "reduce.sql"
-    told = json.loads(
+    report = json.loads(
         done("export", made, path, "--name", "smaller", "--schema", "search", "--json")
     )
     script = path.read_text()
     assert "smaller" in script
     assert "search" in script
-    assert told["query_digest"] in script
+    assert report["query_digest"] in script
 
 
 def test_an_encoder_gives_the_embeddings_of_transformers(scifact: SciFact) -> None:

@@ -87,8 +87,8 @@ def test_a_killed_training_goes_on_to_the_same_weights(
     process.kill()
     process.communicate(timeout=60)
     assert not out.exists()
-    told = train(*options, "--out", out)
-    assert told["resumed_at"] >= 5
+    report = train(*options, "--out", out)
+    assert report["resumed_at"] >= 5
     require_same(weights(trained), weights(out))
     assert not (tmp_path / "model.training").exists()
 

@@ -128,8 +128,8 @@ def test_the_changes_are_listed_for_a_copy_elsewhere(place: Indexed) -> None:
         **dict.fromkeys(["new0", "new1"], "new"),
         "d203": "document",
     }
-    told = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
-    assert (told["base"], told["whitening"]) == (base, "keep")
+    metadata = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
+    assert (metadata["base"], metadata["whitening"]) == (base, "keep")
 
 
 def test_drift_is_measured_and_the_transform_fitted_again(place: Indexed) -> None:

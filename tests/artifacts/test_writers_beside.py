@@ -5,6 +5,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -36,10 +37,7 @@ def test_a_folder_that_was_moved_aside_comes_back(tmp_path: Path) -> None:
     # What another host left counts after a day.
     os.utime(left / ".moved-aside" / "f", (0, 0))
     os.utime(left, (0, 0))
-
-    def stopped(_: Path) -> None:
-        raise StorageError("the disk is full")
-
+    stopped = Mock(side_effect=StorageError("the disk is full"))
     with pytest.raises(StorageError):
         replace_folder(final, stopped, files=lambda _: ["f"], what="a folder")
     assert (final / "f").read_text() == "old"

@@ -59,9 +59,6 @@ def test_a_run_says_what_it_did(place: tuple[Path, Path]) -> None:
 
 
 def test_a_failed_run_keeps_the_last_success(place: tuple[Path, Path], monkeypatch) -> None:
-    def fail(_: Path) -> bytes:
-        raise OSError(errno.EIO, "Input/output error")
-
     path, index = place
     write_metrics(path, **FAILED, index=index)
     assert ("last_success_timestamp_seconds",) not in read(path)
@@ -74,6 +71,7 @@ def test_a_failed_run_keeps_the_last_success(place: tuple[Path, Path], monkeypat
         assert found["last_run_timestamp_seconds",] > success
         assert found["last_run_exit_code",] == 7
         assert found["last_run_outcome", "failed"] == 1
+    fail = Mock(side_effect=OSError(errno.EIO, "Input/output error"))
     with monkeypatch.context() as patch:
         patch.setattr(monitoring, "read_bounded", fail)
         with pytest.raises(StorageError, match="cannot"):

@@ -9,6 +9,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import faiss
 import numpy as np
@@ -384,10 +385,7 @@ READERS = ("search", "inspect", "versions", "verify", "verify store", "update", 
 @pytest.fixture
 def soon() -> Iterator[None]:
     """Interrupt a command that waits."""
-
-    def stop(*_: object) -> None:
-        raise AssertionError("it waits for a file that never comes")
-
+    stop = Mock(side_effect=AssertionError("it waits for a file that never comes"))
     before = signal.signal(signal.SIGALRM, stop)
     signal.alarm(60)
     yield

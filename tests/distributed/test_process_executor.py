@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -78,10 +79,8 @@ def test_a_process_that_died_with_the_lock_of_the_events_is_not_waited_for(
 
 
 def test_an_interruption_ends_the_processes(tmp_path: Path) -> None:
-    def interrupt(rows: int) -> None:
-        raise KeyboardInterrupt
-
     work = Square(tmp_path / "log", seconds=0.2)
+    interrupt = Mock(side_effect=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         list(ProcessExecutor(TWO).map_unordered(work, range(200), interrupt))
     assert multiprocessing.active_children() == []

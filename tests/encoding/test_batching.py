@@ -1,5 +1,7 @@
 """Tokens, windows, budgets and threads: every text once, in its place, whatever the batches."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import torch
@@ -113,12 +115,8 @@ def test_what_a_step_or_the_caller_raises_stops_the_threads():
 
     with pytest.raises(ValueError, match="broken"):
         threads.run(failing, lambda rows: None)
-
-    def interrupt(rows):
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        threads.run(lambda: 1, interrupt)
+        threads.run(lambda: 1, Mock(side_effect=KeyboardInterrupt))
     taken = iter([1, 1])
     heard = []
     threads.run(lambda: next(taken, None), heard.append)

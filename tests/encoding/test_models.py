@@ -8,7 +8,7 @@ import resource
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -131,7 +131,7 @@ def test_a_damaged_file_is_not_blamed_on_another_one(folder, monkeypatch):
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
 @pytest.mark.parametrize("lasts", [False, True])
-def test_an_error_of_the_system_makes_no_other_tokenizer(folder, monkeypatch, name, lasts):
+def test_an_error_of_the_system_makes_no_other_tokenizer(folder, name, lasts):
     """transformers takes what it cannot look at for absent, and makes one of the other files."""
     spec, found = resolve_encoder(EncoderConfig(model=str(folder)))
     stat, asked, failing = os.stat, 0, 0
@@ -147,8 +147,7 @@ def test_an_error_of_the_system_makes_no_other_tokenizer(folder, monkeypatch, na
     def tokens() -> list[int]:
         assert isinstance(spec, EncoderSpec)
         assert found is not None
-        with monkeypatch.context() as patched:
-            patched.setattr("os.stat", failed)
+        with patch("os.stat", failed):
             tokenizer = load_tokenizer(spec, found)
         return list(tokenizer("The cat, running: Zürich")["input_ids"])
 
@@ -438,9 +437,6 @@ def test_a_damaged_normalizer_is_an_encoder_error(folder):
 
 
 def test_an_error_without_words_is_an_encoder_error(folder, monkeypatch):
-    def full(*_, **__):
-        raise RuntimeError
-
-    monkeypatch.setattr("transformers.AutoModel.from_pretrained", full)
+    monkeypatch.setattr("transformers.AutoModel.from_pretrained", Mock(side_effect=RuntimeError))
     with pytest.raises(EncoderError, match=r"cannot be loaded \(RuntimeError"):
         load(folder)

@@ -157,8 +157,8 @@ class DisturbedFlow(Flow):
         if status not in expected or "Traceback" in output:
             problems.append(f"status {status}: {output[-3000:]}")
         # The state of a migration says what could not be read.
-        told = self.name == "inspect" and re.search("cannot (read|list)", output)
-        if status == self.status and self.name in READERS and output != self.output and not told:
+        said = self.name == "inspect" and re.search("cannot (read|list)", output)
+        if status == self.status and self.name in READERS and output != self.output and not said:
             problems.append(f"another answer: {output[:1000]}")
         if number == 1 and fault in _REFUSED:
             if left != self.before:

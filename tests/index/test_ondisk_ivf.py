@@ -6,6 +6,7 @@ import sys
 import uuid
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import faiss
 import numpy as np
@@ -149,9 +150,7 @@ def test_a_named_index_larger_than_the_budget_is_refused(
 def test_a_full_disk_is_told_and_leaves_nothing(
     tmp_path: Path, corpus: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
+    full = Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr(OnDiskLists, "_join", full)
     config = BuildConfig(
         **options(corpus, tmp_path / "out", factory="IVF32,Flat", memory_budget="4MB")
@@ -167,26 +166,14 @@ def child(config_json: str) -> None:
     """Build, and print the most memory of its own that the process held while it added rows."""
     peak = 0
 
-    def look() -> None:
+    def look(*_: Any) -> None:
         nonlocal peak
         lines = Path("/proc/self/status").read_text().splitlines()
         held = next(line for line in lines if line.startswith("RssAnon"))
         peak = max(peak, int(held.split()[1]) << 10)
 
-    class Watcher:
-        def start(self, stage: str, total: int) -> None:
-            look()
-
-        def advance(self, rows: int) -> None:
-            look()
-
-        def finish(self, stage: str, seconds: float) -> None:
-            look()
-
-        def note(self, message: str) -> None:
-            pass
-
-    build_index(BuildConfig(**json.loads(config_json)), progress=Watcher())
+    watcher = Mock(start=look, advance=look, finish=look)
+    build_index(BuildConfig(**json.loads(config_json)), progress=watcher)
     builtins.print(peak)
 
 

@@ -283,10 +283,7 @@ def test_the_commands_of_a_point_can_be_run(tmp_path, corpus, monkeypatch):
 
 def test_what_was_skipped_for_a_moment_is_tried_again(tmp_path, corpus, monkeypatch):
     config = SweepConfig(**options(corpus, tmp_path, **{**FEW, "codecs": "fp32,sq8"}))
-
-    def full(*_: object) -> None:
-        raise MemoryError
-
+    full = Mock(side_effect=MemoryError)
     monkeypatch.setattr("whiten_index.measure.trial.build_faiss_index", full)
     first = run_sweep(config)
     assert first.skipped["ours/pca/k8/fp32/flat"] == "the memory does not hold it"
@@ -337,9 +334,7 @@ def test_a_tiny_corpus_is_refused(tmp_path, write_parquet):
 
 
 def test_a_full_disk_is_an_error_of_the_system(tmp_path, corpus, monkeypatch):
-    def full(*_):
-        raise StorageError("the disk is full")
-
+    full = Mock(side_effect=StorageError("the disk is full"))
     monkeypatch.setattr("whiten_index.index.faiss_build.write_index", full)
     with pytest.raises(StorageError, match="the disk is full"):
         run_sweep(SweepConfig(**options(corpus, tmp_path, widths="8")))

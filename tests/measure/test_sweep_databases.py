@@ -245,7 +245,7 @@ def test_judged_passages(tmp_path: Path, tiny_words: Any, tiny_model: Path, addr
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "text"),
     [
         (["--in", "nothing://here"], "is the address of no database"),
         (["--in", "x.parquet"], "is the address of no database"),
@@ -255,10 +255,10 @@ def test_judged_passages(tmp_path: Path, tiny_words: Any, tiny_model: Path, addr
         (["--in", "postgresql://me:secret@here/db"], "secret"),
     ],
 )
-def test_options_that_do_not_fit(corpus: Path, tmp_path: Path, more: list[str], told: str) -> None:
+def test_options_that_do_not_fit(corpus: Path, tmp_path: Path, more: list[str], text: str) -> None:
     status, _, error = run(*asked(corpus, tmp_path / "out", *more))
     assert status == 2
-    assert told in error
+    assert text in error
     assert "secret@" not in error
     assert not (tmp_path / "out").exists()
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -45,10 +46,7 @@ def points_of(out: Path) -> dict[str, dict]:
 def test_queries_are_encoded_once(tmp_path, beir, tiny_model, store, monkeypatch):
     given = options(tmp_path, beir, tiny_model, store)
     run_sweep(SweepConfig(**given))
-
-    def fail(*_):
-        raise AssertionError("the queries were encoded again")
-
+    fail = Mock(side_effect=AssertionError("the queries were encoded again"))
     monkeypatch.setattr("whiten_index.encoding.encoder.Encoder.encode_queries", fail)
     assert run_sweep(SweepConfig(**{**given, "widths": "8,16,20"})).measured > 0
 

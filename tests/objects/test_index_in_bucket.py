@@ -3,6 +3,7 @@
 import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -92,7 +93,7 @@ def test_the_same_build_on_two_machines_at_once(s3, bucket, machine, tmp_path, o
     assert tags(s3, bucket) == before
 
 
-def test_an_upload_that_was_cut_off_shows_nothing(machine, tmp_path, monkeypatch, out):
+def test_an_upload_that_was_cut_off_shows_nothing(machine, tmp_path, out):
     first = build(corpus_file(tmp_path / "c.parquet"), out=out)
     real = Bucket.put
 
@@ -102,10 +103,8 @@ def test_an_upload_that_was_cut_off_shows_nothing(machine, tmp_path, monkeypatch
         return real(self, key, *rest, **options)
 
     larger = corpus_file(tmp_path / "c.parquet", shards=SHARDS + 1)
-    with monkeypatch.context() as patch:
-        patch.setattr(Bucket, "put", cut)
-        with pytest.raises(StorageError, match="cut off"):
-            build(larger, out=out)
+    with patch.object(Bucket, "put", cut), pytest.raises(StorageError, match="cut off"):
+        build(larger, out=out)
     machine("second")
     assert open_index(out).bundle.version == first.version
     assert len(list_versions(out)) == 1

@@ -3,6 +3,7 @@
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -122,7 +123,7 @@ def test_a_version_of_a_machine_whose_mark_was_taken_is_removed(
 
 
 def test_pruned_versions_are_gone_from_the_bucket_and_never_published_again(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str
+    s3: Any, bucket: str, machine: Any, tmp_path: Path, out: str
 ) -> None:
     names = made(out, tmp_path, 4)
     machine("second")
@@ -134,10 +135,8 @@ def test_pruned_versions_are_gone_from_the_bucket_and_never_published_again(
             raise KeyboardInterrupt
         real(self, key)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Bucket, "delete", dies)
-        with pytest.raises(KeyboardInterrupt):
-            prune(out, keep=2)
+    with patch.object(Bucket, "delete", dies), pytest.raises(KeyboardInterrupt):
+        prune(out, keep=2)
     assert deleted[0].endswith(f"{names[0]}/manifest.json")
     # The one that is half removed, and the one that is still whole.
     machine("third")

@@ -35,11 +35,11 @@ def test_the_sample_is_bounded_by_tokens_and_not_by_time(
     hours = count(0, 3600)
     for clock in ("monotonic", "perf_counter", "time", "process_time"):
         monkeypatch.setattr(time, clock, lambda: float(next(hours)))
-    status, _, told = choosing.run(*place.arguments())
+    status, _, stderr = choosing.run(*place.arguments())
     monkeypatch.undo()
     assert status == 0
     whole = choosing.choice(chosen[1])["sample"]
-    assert f"{whole} documents chose k and exponent, and with fewer than 300 that is" in told
+    assert f"{whole} documents chose k and exponent, and with fewer than 300 that is" in stderr
     assert choosing.kept_sample(place)["rows"].shape == (whole,)
     place.forget()
     monkeypatch.setattr(pseudo_queries, "_MOST_TOKENS", 500)
@@ -95,10 +95,10 @@ def test_a_sweep_scores_every_transform_by_the_pieces_that_auto_has(
     place.forget()
     given = ("--k", 8, "--transforms", "auto,pca", "--codecs", "fp32", "--indexes", "flat")
     named = ("--text-column", "text", "--store", place.store, "--model", place.model)
-    status, _, told = choosing.run(
+    status, _, stderr = choosing.run(
         "sweep", place.corpus, *named, *given, "--out", place.root / "sweep"
     )
-    assert (status, "--exponent" in told) == (0, False), told
+    assert (status, "--exponent" in stderr) == (0, False), stderr
     lines = map(json.loads, (place.root / "sweep" / "results.jsonl").read_text().splitlines())
     found = {line["key"]: line["pieces"] for line in lines if line["type"] == "point"}
     sample, rows = choosing.kept_sample(place), choosing.raw_embeddings(chosen[1])

@@ -59,7 +59,7 @@ def test_a_width_is_chosen_that_fits_the_budget(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("factory", "told"),
+    ("factory", "message"),
     [
         ("PQ7", "--factory PQ7 fits none of the round widths.*name one with --k"),
         ("PQ5", "cannot make 'PQ5' over 98 dims"),
@@ -68,10 +68,10 @@ def test_a_width_is_chosen_that_fits_the_budget(tmp_path: Path) -> None:
     ],
 )
 def test_a_factory_that_fits_no_width_is_refused_before_anything_is_encoded(
-    tmp_path: Path, factory: str, told: str
+    tmp_path: Path, factory: str, message: str
 ) -> None:
     options = column(tmp_path / "c.parquet", 98)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         build_index(BuildConfig(out=str(tmp_path / "out"), factory=factory, **options))
     assert not choosing.shards(tmp_path)
 

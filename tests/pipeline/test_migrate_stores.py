@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -251,9 +252,7 @@ def test_gc_removes_the_mapped_rows_of_versions_that_were_pruned(migration: Migr
     assert not migration.bridged()
 
 
-def test_gc_sees_mapped_rows_before_it_removes_anything(
-    migration: Migration, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gc_sees_mapped_rows_before_it_removes_anything(migration: Migration) -> None:
     migration.run(rows=500, bridge=True)
     (bridged,) = migration.bridged()
     run("migrate", migration.index, "--give-up")
@@ -264,10 +263,8 @@ def test_gc_sees_mapped_rows_before_it_removes_anything(
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         return scan(path)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "scandir", refused)
-        with pytest.raises(StorageError, match="cannot list"):
-            gc_store(migration.store, keep_days=0)
+    with patch.object(os, "scandir", refused), pytest.raises(StorageError, match="cannot list"):
+        gc_store(migration.store, keep_days=0)
     assert set(migration.store.glob("*/segments/*")) == segments
     assert run("prune", migration.index, "--keep", 1)[0] == 0
     collected = gc_store(migration.store, keep_days=0)

@@ -5,6 +5,7 @@ import re
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow.parquet as pq
 import pytest
@@ -76,13 +77,6 @@ def names_of(events: list[dict[str, Any]], *endings: str) -> list[str]:
     return [event["event"] for event in events if event["event"].endswith(endings)]
 
 
-def raising(error: BaseException) -> Any:
-    def call(*_: Any, **__: Any) -> None:
-        raise error
-
-    return call
-
-
 def test_nights_in_a_row(news: News) -> None:
     """A day on which rows change, and one on which nothing does."""
     job = news.job(
@@ -150,7 +144,7 @@ def test_a_failed_gate(news: News) -> None:
 def test_whatever_the_update_fails_of_the_last_line_and_the_metrics_say_so(
     news: News, error: BaseException, expected: int
 ) -> None:
-    news.monkeypatch.setattr("whiten_index.pipeline.update.update_index", raising(error))
+    news.monkeypatch.setattr("whiten_index.pipeline.update.update_index", Mock(side_effect=error))
     job = news.job(keep_versions=2, compact=True, metrics=str(news.metrics))
     status, out, err = run("nightly", job)
     events = [json.loads(line) for line in out.splitlines()]
@@ -185,7 +179,7 @@ def test_what_follows_an_update_cannot_undo_it(
     news: News, step: str, error: Exception, expected: int
 ) -> None:
     names = {"prune": "retention.prune", "gc": "gc.gc_store", "compact": "compaction.compact_store"}
-    news.monkeypatch.setattr(f"whiten_index.versions.{names[step]}", raising(error))
+    news.monkeypatch.setattr(f"whiten_index.versions.{names[step]}", Mock(side_effect=error))
     news.change()
     keys = {"keep_versions": 2, "compact": True, "metrics": str(news.metrics)}
     events = ends(expected, "published", news.job(corpus="news", **keys))
@@ -204,7 +198,7 @@ def test_what_follows_an_update_cannot_undo_it(
 
 def test_an_interruption_after_the_update(news: News, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "whiten_index.versions.compaction.compact_store", raising(KeyboardInterrupt())
+        "whiten_index.versions.compaction.compact_store", Mock(side_effect=KeyboardInterrupt)
     )
     keys = {"keep_versions": 2, "compact": True, "metrics": str(news.metrics)}
     events = ends(130, "interrupted", news.job(corpus="news", **keys))
@@ -218,7 +212,7 @@ def test_an_interruption_after_the_update(news: News, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("found", [True, False])
 def test_metrics_that_cannot_be_written_do_not_hide_the_update(news: News, found: bool) -> None:
     news.monkeypatch.setattr(
-        "whiten_index.cli.nightly_job.write_metrics", raising(StorageError("full"))
+        "whiten_index.cli.nightly_job.write_metrics", Mock(side_effect=StorageError("full"))
     )
     corpus = "news" if found else "none"
     status, events = night(news.job(corpus=corpus, metrics=str(news.metrics)))
@@ -229,7 +223,7 @@ def test_metrics_that_cannot_be_written_do_not_hide_the_update(news: News, found
 
 @pytest.mark.parametrize("error", [StorageError("the disk is out"), OSError(5, "the disk is out")])
 def test_an_index_that_cannot_be_read_at_the_end(news: News, error: Exception) -> None:
-    news.monkeypatch.setattr("whiten_index.cli.monitoring.read_published", raising(error))
+    news.monkeypatch.setattr("whiten_index.cli.monitoring.read_published", Mock(side_effect=error))
     status, events = night(news.job(metrics=str(news.metrics)))
     assert (status, events[-1]["event"], events[-1]["failed"]) == (7, "up_to_date", ["metrics"])
     found = news.measured()

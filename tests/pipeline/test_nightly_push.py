@@ -375,7 +375,7 @@ def test_a_file_of_somebody_else_stops_no_update(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("push", "told"),
+    ("push", "message"),
     [
         ('table = "docs"', r"push 1: --to is missing"),
         ('to = "postgresql://h/db"', r"push 1: a database needs the name of a table"),
@@ -392,8 +392,8 @@ def test_a_file_of_somebody_else_stops_no_update(world: World) -> None:
         (f'to = "me:{SECRET}@h/db"\ntable = "d"', r"push 1: to \(…\) has a password before the @"),
     ],
 )
-def test_jobs_that_cannot_be_read(no_index: World, push: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told) as raised:
+def test_jobs_that_cannot_be_read(no_index: World, push: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as raised:
         NightlyJob.read(no_index.job(push))
     assert SECRET not in str(raised.value)
 

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -72,10 +73,7 @@ def test_sets_that_cannot_be_measured_leave_the_report_to_the_others(
 def test_a_set_fails_by_its_status_and_without_passwords(
     error, status, tmp_path, documents, tiny_model, monkeypatch
 ):
-    def fail(*_: Any, **__: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(retrieval_benchmark, "run_sweep", fail)
+    monkeypatch.setattr(retrieval_benchmark, "run_sweep", Mock(side_effect=error))
     sets = [write(tmp_path / "good", documents)]
     done = CliRunner().invoke(main, [str(write_job(tmp_path / "job.toml", sets, tiny_model))])
     assert done.exit_code == status

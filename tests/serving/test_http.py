@@ -12,6 +12,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import numpy as np
@@ -721,11 +722,8 @@ def test_a_request_that_may_open_no_file_is_refused_without_a_traceback(
     index: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Libraries import modules on first use."""
-
-    def refused(*_: Any) -> None:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
     with asking(index) as client:
+        refused = Mock(side_effect=OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
         monkeypatch.setattr(Opened, "filter", refused)
         answer = client.post("/v1/search", json={"texts": TEXT})
     assert answer.status_code == 503

@@ -5,6 +5,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -59,9 +60,7 @@ def test_an_interrupted_training_that_is_gone_on_with_is_the_uninterrupted_one(
     assert not (tmp_path / "model.training").exists()
 
 
-def test_ctrl_c_in_the_middle_of_a_step_keeps_the_steps_before(
-    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_in_the_middle_of_a_step_keeps_the_steps_before(config: Any, tmp_path: Path) -> None:
     from whiten_index.training.contrastive_model import ContrastiveModel
 
     whole = train_encoder(config(out=str(tmp_path / "whole"), save_steps=100))
@@ -72,17 +71,15 @@ def test_ctrl_c_in_the_middle_of_a_step_keeps_the_steps_before(
             raise KeyboardInterrupt
         return real(self, *arguments, **options)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(ContrastiveModel, "forward", forward)
-        with pytest.raises(KeyboardInterrupt):
-            train_encoder(config(save_steps=100))
+    with patch.object(ContrastiveModel, "forward", forward), pytest.raises(KeyboardInterrupt):
+        train_encoder(config(save_steps=100))
     report = train_encoder(config(save_steps=100))
     assert report.facts["resumed_at"] == 3
     require_same(whole, report)
 
 
 def test_what_a_training_left_that_died_at_its_very_end_is_removed(
-    config: Any, pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: Any, pairs: Path, tmp_path: Path
 ) -> None:
     import whiten_index.training.train as module
 
@@ -92,10 +89,8 @@ def test_what_a_training_left_that_died_at_its_very_end_is_removed(
         real(*arguments, **options)
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "replace_folder", die)
-        with pytest.raises(KeyboardInterrupt):
-            train_encoder(config(), pairs=pairs)
+    with patch.object(module, "replace_folder", die), pytest.raises(KeyboardInterrupt):
+        train_encoder(config(), pairs=pairs)
     assert (tmp_path / "model.training" / "checkpoint-6").exists()
     with temporary_folder(tmp_path / "model") as left:
         pass
@@ -215,18 +210,13 @@ def test_checkpoints_of_another_training_are_refused(config: Any, pairs: Path) -
         train_encoder(config(seed=7), pairs=pairs)
 
 
-def test_a_disk_that_is_full_at_the_very_end_is_told(
-    config: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_is_full_at_the_very_end_is_told(config: Any) -> None:
     from safetensors import SafetensorError
 
     import whiten_index.training.contrastive_model as module
 
-    def full(*_: Any, **__: Any) -> None:
-        raise SafetensorError("I/O error: No space left on device (os error 28)")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "write_model", full)
-        with pytest.raises(StorageError, match="No space left on device"):
-            train_encoder(config())
+    full = Mock(side_effect=SafetensorError("I/O error: No space left on device (os error 28)"))
+    refused = pytest.raises(StorageError, match="No space left on device")
+    with patch.object(module, "write_model", full), refused:
+        train_encoder(config())
     assert train_encoder(config()).facts["resumed_at"] == 6

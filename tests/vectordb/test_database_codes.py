@@ -70,11 +70,11 @@ def test_postgresql(address: str, rows: Rows, name: str, dtype: str) -> None:
     memory = options.settings_for(ROWS, K, dtype)
     with open_writer(address, "docs", options=given | memory) as writer:
         # The server tells if a graph was too large for the memory.
-        told: list[str] = []
+        notices: list[str] = []
         notice = vars(writer)["_connection"].add_notice_handler
-        notice(lambda diagnostic: told.append(diagnostic.message_primary))
+        notice(lambda diagnostic: notices.append(diagnostic.message_primary))
         rows.fill(writer)
-        assert told == []
+        assert notices == []
         rows.assert_found(writer)
         assert rows.recall(writer) >= (0.6 if given.get("code") == "bit" else 0.9)
         assert_sized(writer, options.index_bytes(ROWS, K, dtype))
@@ -268,7 +268,7 @@ def test_sqlite(tmp_path: Path, rows: Rows, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "given", "told"),
+    ("address", "given", "message"),
     [
         ("postgresql://here/db", {"code": "bit", "index": "none"}, "needs an index of pgvector"),
         ("postgresql://here/db", {"code": "bit", "index": "diskann"}, "needs an index of pgvector"),
@@ -279,8 +279,8 @@ def test_sqlite(tmp_path: Path, rows: Rows, name: str) -> None:
         ("sqlite:///here.db", {"code": "float16"}, "--option code: "),
     ],
 )
-def test_options_that_do_not_fit(address: str, given: dict[str, str], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_options_that_do_not_fit(address: str, given: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         require_database(address, given)
 
 
@@ -328,12 +328,12 @@ def test_a_plan_needs_no_database(index: Path) -> None:
         "--option", "code=bit", "--json",
     )  # fmt: skip
     assert status == 0
-    told = json.loads(out)
-    assert told["rows"] == 1500
-    assert told["code_bytes"] == -(-told["k"] // 8)
-    assert told["settings"] == {"maintenance_work_mem": "64MB"}
-    assert told["table_bytes"] >= 1500 * 4 * told["k"]
-    assert "binary_quantize" in told["query"]
+    report = json.loads(out)
+    assert report["rows"] == 1500
+    assert report["code_bytes"] == -(-report["k"] // 8)
+    assert report["settings"] == {"maintenance_work_mem": "64MB"}
+    assert report["table_bytes"] >= 1500 * 4 * report["k"]
+    assert "binary_quantize" in report["query"]
 
 
 def test_a_plan_of_a_file_is_refused(index: Path, tmp_path: Path) -> None:

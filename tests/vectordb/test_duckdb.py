@@ -155,11 +155,11 @@ def test_what_no_push_made_is_left_alone(address: str, file: Path, made: str) ->
     with duckdb.connect(file) as database:
         database.execute(f"{made} AS one")
     rows = Rows.make(20)
-    told = "a table or view .* that no push made"
+    message = "a table or view .* that no push made"
     with open_writer(address, "docs") as writer:
         # As a push does that has nothing to send, or changes.
         writer.discard()
-        with pytest.raises(DatabaseError, match=told):
+        with pytest.raises(DatabaseError, match=message):
             rows.fill(writer)
     with duckdb.connect(file) as database:
         assert database.execute(f"SELECT one FROM {made.split()[2]}").fetchall() == [(1,)]
@@ -208,19 +208,19 @@ def test_a_file_that_is_damaged(address: str, file: Path) -> None:
     assert file.read_bytes() == whole[:20_000]
 
 
-@pytest.mark.parametrize(("place", "told"), [
+@pytest.mark.parametrize(("place", "message"), [
     ("duckdb://host/f.duckdb", "three slashes"), ("duckdb:///", "is a folder"),
     ("duckdb:///nowhere/f.duckdb", "is in a folder that does not exist"),
 ])  # fmt: skip
-def test_addresses(place: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_addresses(place: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         open_writer(place, "docs")
 
 
 def test_a_missing_extension(address: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(duckdb_extension_vss, "__path__", ["/nowhere"])
-    told = r"extension vss of DuckDB .* is not installed; run pip install 'whiten-index\[duckdb\]'"
-    with pytest.raises(ConfigError, match=told):
+    lacks = r"extension vss of DuckDB .* is not installed; run pip install 'whiten-index\[duckdb\]'"
+    with pytest.raises(ConfigError, match=lacks):
         open_writer(address, "docs")
     assert not file.exists()
 
@@ -254,11 +254,11 @@ def test_what_users_added_is_not_lost(address: str, file: Path, order: str, adde
         if order.startswith("ALTER"):
             mine.execute("DROP INDEX db.main.docs_vector_idx")  # DuckDB alters no indexed table
         mine.execute(order)
-    told = f"what its users added, .* would lack: {added}; drop that"
+    message = f"what its users added, .* would lack: {added}; drop that"
     with open_writer(address, "docs") as writer:
-        with pytest.raises(DatabaseError, match=told):
+        with pytest.raises(DatabaseError, match=message):
             rows.fill(writer)
-        with pytest.raises(DatabaseError, match=told):
+        with pytest.raises(DatabaseError, match=message):
             rows.change(writer)
         assert writer.count() == 300
 

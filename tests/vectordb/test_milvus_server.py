@@ -295,11 +295,11 @@ def test_users_that_are_not_let_in(
     guarded: Server, root: MilvusClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = f"127.0.0.1:{guarded.port}"
-    told = "give credentials that may write there, in MILVUS_TOKEN"
+    message = "give credentials that may write there, in MILVUS_TOKEN"
     hidden = quote(SECRET, safe="")
     for token in ("", f"root:{SECRET}", f"nobody:{SECRET}"):
         monkeypatch.setenv("MILVUS_TOKEN", token)
-        with pytest.raises(DatabaseError, match=told) as caught:
+        with pytest.raises(DatabaseError, match=message) as caught:
             open_writer(f"milvus://{place}", "docs").published()
         assert_no_secret(caught.value, SECRET, hidden)
     root.create_user("reader", SECRET)
@@ -308,7 +308,7 @@ def test_users_that_are_not_let_in(
         monkeypatch.setenv("MILVUS_TOKEN", f"reader:{SECRET}")
         with open_writer(f"milvus://{place}", "docs") as writer:
             # Its password was taken.
-            with pytest.raises(DatabaseError, match=f"deny to reader.*{told}") as caught:
+            with pytest.raises(DatabaseError, match=f"deny to reader.*{message}") as caught:
                 rows.fill(writer)
             assert_no_secret(caught.value, SECRET, hidden)
     finally:
@@ -360,9 +360,9 @@ def _push_and_kill(server: Server, address: str, marker: Path) -> None:
     script = (str(HERE / "writer_child.py"), "push", address, "docs", str(marker))
     with child_at(lambda: int(marker.read_text() or 0) >= 5, *script) as child:
         server.kill()
-        _, told = child.communicate(timeout=60)
+        _, stderr = child.communicate(timeout=60)
     assert child.returncode == 1
-    assert "check that the server runs" in told.splitlines()[-1]
+    assert "check that the server runs" in stderr.splitlines()[-1]
 
 
 def test_the_server_is_killed_while_rows_are_changed(
@@ -382,8 +382,8 @@ def test_the_server_is_killed_while_rows_are_changed(
             changing.delete([7])
     guarded.start()
     with open_writer(address, "docs") as writer:
-        told = writer.published()
-        assert (told.version, told.changing) == (old.version, after.version)
+        pushed = writer.published()
+        assert (pushed.version, pushed.changing) == (old.version, after.version)
         after.change(writer, put, gone=[7])
         after.assert_held(writer)
         after.assert_clean(writer)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pyarrow as pa
@@ -351,17 +352,12 @@ def test_what_failed_its_check_is_dropped(world: World, monkeypatch: pytest.Monk
 
 
 def test_rows_that_a_database_refuses_are_dropped(world: World) -> None:
-    def refuse(self: MemoryWriter) -> None:
-        raise RowsError("d5 comes twice")
-
-    def break_off(self: MemoryWriter) -> None:
-        raise DatabaseError("the server is gone")
-
-    for finish, left in ((break_off, True), (refuse, False)):
-        with world.monkeypatch.context() as patched:
-            patched.setattr(MemoryWriter, "finish", finish)
-            with pytest.raises(DatabaseError):
-                world.push()
+    for finish, left in (
+        (Mock(side_effect=DatabaseError("the server is gone")), True),
+        (Mock(side_effect=RowsError("d5 comes twice")), False),
+    ):
+        with patch.object(MemoryWriter, "finish", finish), pytest.raises(DatabaseError):
+            world.push()
         assert (world.server.pending is not None) is left
     assert world.push().resumed == 0
     world.assert_same()
@@ -401,12 +397,11 @@ def test_a_version_that_is_pruned_while_it_is_pushed(world: World) -> None:
         (world.root / "index" / "store").rename(world.root / "aside")
         begin(self, *given)
 
-    with world.monkeypatch.context() as patched:
-        patched.setattr(MemoryWriter, "begin", dropping)
-        with pytest.raises(
-            ArtifactError, match=r"was pruned while it was being pushed.*push again"
-        ):
-            world.push()
+    with (
+        patch.object(MemoryWriter, "begin", dropping),
+        pytest.raises(ArtifactError, match=r"was pruned while it was being pushed.*push again"),
+    ):
+        world.push()
     (world.root / "aside").rename(world.root / "index" / "store")
     report = world.push()
     assert (report.resumed, report.mode) == (0, "all")
@@ -476,11 +471,9 @@ def test_rows_that_come_while_a_table_is_filled_are_not_lost(world: World) -> No
         table.rows[("mine",)] = {**next(iter(table.rows.values())), "id": "mine"}
         finish(self)
 
-    told = "has 301 rows, and 1 of them were put there by something"
-    with world.monkeypatch.context() as patched:
-        patched.setattr(MemoryWriter, "finish", meanwhile)
-        with pytest.raises(GateError, match=told):
-            world.push(metric="ip")
+    message = "has 301 rows, and 1 of them were put there by something"
+    with patch.object(MemoryWriter, "finish", meanwhile), pytest.raises(GateError, match=message):
+        world.push(metric="ip")
     assert world.table is table
     del table.rows[("mine",)]
     # What was sent is not sent again.

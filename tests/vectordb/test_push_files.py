@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -48,7 +49,7 @@ def status(index: Path, to: Path) -> dict[str, Any]:
     return json.loads(succeed("push", index, "--to", to, "--status", "--json"))
 
 
-def told(rows: int, k: int) -> PushedTable:
+def described(rows: int, k: int) -> PushedTable:
     return PushedTable(version="v", transform="t", k=k, dtype="float32", rows=rows)
 
 
@@ -57,9 +58,9 @@ def test_which_vectors_documents_belong_to(index: Path, tmp_path: Path) -> None:
     digests = set()
     for k in (K, 4):
         push(index, tmp_path / "v.npy", k=k)
-        told = pq.read_metadata(tmp_path / "v.documents.parquet").metadata[b"vectors_blake2b"]
-        assert told.decode() == hashlib.blake2b(np.load(tmp_path / "v.npy").data).hexdigest()
-        digests.add(told)
+        digest = pq.read_metadata(tmp_path / "v.documents.parquet").metadata[b"vectors_blake2b"]
+        assert digest.decode() == hashlib.blake2b(np.load(tmp_path / "v.npy").data).hexdigest()
+        digests.add(digest)
     assert len(digests) == 2
 
 
@@ -82,9 +83,7 @@ def test_a_file_tells_which_query_half_fits(index: Path, tmp_path: Path, name: s
 
 
 @pytest.mark.parametrize("name", ["v.parquet", "v.arrow", "v.npy"])
-def test_what_a_file_held_is_told_and_not_lost(
-    index: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_file_held_is_told_and_not_lost(index: Path, tmp_path: Path, name: str) -> None:
     assert pushed_version(str(tmp_path / name)) is None
     with pytest.raises(ConfigError, match="nothing is pushed under that name"):
         QueryTransform.of(index).require(pushed_version(str(tmp_path / name)))
@@ -92,9 +91,9 @@ def test_what_a_file_held_is_told_and_not_lost(
     first = push(index, tmp_path / name)
     QueryTransform.of(index).require(pushed_version(str(tmp_path / name)))
     assert status(index, tmp_path / name)["fits"]
-    told = pushed_version(str(tmp_path / name))
-    assert (told.version, told.rows, told.k) == (first.version, ROWS, K)
-    assert told.query_digest == first.query_digest
+    pushed = pushed_version(str(tmp_path / name))
+    assert (pushed.version, pushed.rows, pushed.k) == (first.version, ROWS, K)
+    assert pushed.query_digest == first.query_digest
     assert push(index, tmp_path / name).notes == ()
     report = push(index, tmp_path / name, k=4)
     assert (report.was, report.rows_before) == (first.version, ROWS)
@@ -106,8 +105,7 @@ def test_what_a_file_held_is_told_and_not_lost(
     assert ("fits                no" in shown, "done" in shown) == (True, False)
     assert f"reduced again: the query digest was {first.query_digest};" in report.notes[0]
     held = written_files(tmp_path / name)[-1].read_bytes()
-    with monkeypatch.context() as patched:
-        patched.setattr(PushSource, "__len__", lambda _: ROWS // 2)
+    with patch.object(PushSource, "__len__", lambda _: ROWS // 2):
         with pytest.raises(GateError, match=rf"has {ROWS} rows .* has {ROWS // 2}, and --max-shr"):
             push(index, tmp_path / name)
         assert written_files(tmp_path / name)[-1].read_bytes() == held
@@ -193,13 +191,13 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, name: str) -> 
         yield
 
     with pytest.raises(StorageError, match="free space"):
-        write_rows(path, layout, told(1, 1), batches(), before=None)
+        write_rows(path, layout, described(1, 1), batches(), before=None)
     assert {each.name for each in tmp_path.iterdir()} == {e.name for e in written_files(path)}
     assert {each.read_text() for each in written_files(path)} == {"before"}
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"table": "docs"}, "--table"),
         ({"options": {"m": "1"}}, "--option"),
@@ -210,9 +208,9 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, name: str) -> 
     ],
 )
 def test_options_that_a_file_has_no_use_for(
-    index: Path, tmp_path: Path, options: dict[str, Any], told: str
+    index: Path, tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=f"is a file, which takes no {told}$"):
+    with pytest.raises(ConfigError, match=f"is a file, which takes no {message}$"):
         push(index, tmp_path / "v.parquet", **options)
     assert not list(tmp_path.iterdir())
 

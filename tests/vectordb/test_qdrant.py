@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -121,9 +122,8 @@ def test_a_collection_that_another_alias_names_stays(address: str, renamed: bool
 @pytest.mark.parametrize("name", ["x" * 245, "a b'; DROP TABLE docs --", "é%2F{}"])
 def test_names_that_are_odd(address: str, name: str) -> None:
     for _ in range(2):
-        with open_writer(address, name) as writer:
-            Rows.make(5).fill(writer)
-            Rows.make(5).assert_held(writer)
+        Rows.make(5).push_to(address, name)
+        Rows.make(5).assert_held_at(address, name)
 
 
 def test_a_folder_takes_no_options_and_one_connection(address: str) -> None:
@@ -189,9 +189,7 @@ def test_a_folder_that_cannot_be_closed(address: str, monkeypatch: pytest.Monkey
 
 
 def test_a_folder_that_cannot_be_written(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(1, "Operation not permitted", address)
-
+    refuse = Mock(side_effect=PermissionError(1, "Operation not permitted", address))
     monkeypatch.setattr("whiten_index.vectordb.qdrant_writer.QdrantClient", refuse)
     with pytest.raises(DatabaseError, match="this user may not write there: change"):
         open_writer(address, "docs")

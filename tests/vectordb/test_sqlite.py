@@ -264,9 +264,9 @@ def test_what_users_added_is_not_lost(address: str, file: Path, order: str, adde
     name = pushed_version(address, "docs").name
     with closing(apsw.Connection(str(file))) as mine:
         mine.execute(order.format(name))
-    told = f"what its users added, .* would lack: {added}; drop that"
+    message = f"what its users added, .* would lack: {added}; drop that"
     with open_writer(address, "docs") as writer:
-        with pytest.raises(DatabaseError, match=told):
+        with pytest.raises(DatabaseError, match=message):
             kept(seed=2).fill(writer)
         assert writer.published().name == name
         assert writer.count() == 300
@@ -341,8 +341,8 @@ def test_a_file_that_others_write(address: str, file: Path) -> None:
     mine = apsw.Connection(str(file))
     with open_writer(address, "docs", options={"lock_timeout": "1"}) as writer:
         mine.execute("BEGIN IMMEDIATE")
-        told = "a new table could not be made .*another program writes to the file.*lock_timeout"
-        with pytest.raises(DatabaseError, match=told):
+        message = "a new table could not be made .*another program writes to the file.*lock_timeout"
+        with pytest.raises(DatabaseError, match=message):
             writer.begin(rows.pushed, rows.layout)
         mine.execute("ROLLBACK")
         kept(seed=1).fill(writer)

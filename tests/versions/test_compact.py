@@ -3,6 +3,7 @@
 import errno
 import functools
 import shutil
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -106,10 +107,7 @@ def test_it_may_die_anywhere(tmp_path, monkeypatch):
 def test_a_full_disk_leaves_everything_as_it_was(tmp_path, monkeypatch):
     world = new_world(tmp_path, *[8] * 5)
     before = reads(world)
-
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     with monkeypatch.context() as patch:
         patch.setattr(tensors.Path, "write_bytes", full)
         with pytest.raises(StorageError, match="the disk is full"):

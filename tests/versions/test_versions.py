@@ -6,6 +6,7 @@ import os
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, patch
 
 import faiss
 import pytest
@@ -269,19 +270,15 @@ def test_prune_leaves_what_a_later_release_made_and_what_is_not_its_own(out: Pat
     assert (out / "versions" / "2024 backup").exists()
 
 
-def test_a_prune_that_dies_leaves_no_half_a_version(
-    out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prune_that_dies_leaves_no_half_a_version(out: Path) -> None:
     _first, second, third, last = names(out)
 
     def die(path: Path, **_: Any) -> None:
         next(Path(path).glob("index.faiss")).unlink()
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched:
-        patched.setattr(shutil, "rmtree", die)
-        with pytest.raises(KeyboardInterrupt):
-            prune(out, keep=1)
+    with patch.object(shutil, "rmtree", die), pytest.raises(KeyboardInterrupt):
+        prune(out, keep=1)
     assert names(out) == [second, third, last]
     assert [facts.sound for facts in list_versions(out, verify="full")] == [""] * 3
     assert [p for p in (out / "versions").iterdir() if p.name.startswith(".tmp-")]
@@ -293,10 +290,7 @@ def test_a_prune_that_dies_leaves_no_half_a_version(
 def test_a_folder_that_cannot_be_written_is_a_disk_error(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: Any) -> None:
-        raise PermissionError(13, os.strerror(13))
-
-    monkeypatch.setattr(Path, "rename", refuse)
+    monkeypatch.setattr(Path, "rename", Mock(side_effect=PermissionError(13, os.strerror(13))))
     with pytest.raises(StorageError, match=r"cannot write .*: permission is denied"):
         prune(out, keep=1)
     monkeypatch.undo()

@@ -34,15 +34,15 @@ def test_no_password_is_shown(
     with open_writer(as_role(address, role), "docs") as writer:
         assert_no_secret(writer.target, SECRET)
         why = r"permission denied for schema public\); connect as a role that may do this"
-        with pytest.raises(DatabaseError, match=why) as told:
+        with pytest.raises(DatabaseError, match=why) as error:
             Rows.make(3).fill(writer)
-        assert_no_secret(told.value, SECRET)
+        assert_no_secret(error.value, SECRET)
     monkeypatch.setenv("PGPASSWORD", SECRET)
     # Who mixes up the places may have written a password there.
     why = r'refuses the connection: .*role "…" does not exist; check user'
-    with pytest.raises(DatabaseError, match=why) as told:
+    with pytest.raises(DatabaseError, match=why) as error:
         open_writer(address.replace("postgres:@", "no_such_role@"), "docs")
-    assert_no_secret(told.value, SECRET, "no_such_role")
+    assert_no_secret(error.value, SECRET, "no_such_role")
 
 
 def test_a_server_that_falls_silent(
@@ -70,25 +70,25 @@ def test_a_server_that_falls_silent(
     ],
 )
 def test_a_server_that_is_not_there(tmp_path: Path, address: str) -> None:
-    with pytest.raises(DatabaseError, match=r"^PostgreSQL cannot be reached: ") as told:
+    with pytest.raises(DatabaseError, match=r"^PostgreSQL cannot be reached: ") as error:
         open_writer(address.format(secret=SECRET, folder=tmp_path), "docs")
-    assert ("127.0.0.1" if "127" in address else str(tmp_path)) in str(told.value)
-    assert_no_secret(told.value, SECRET)
+    assert ("127.0.0.1" if "127" in address else str(tmp_path)) in str(error.value)
+    assert_no_secret(error.value, SECRET)
 
 
 def test_what_the_client_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DatabaseError, match="invalid sslmode value; check") as told:
+    with pytest.raises(DatabaseError, match="invalid sslmode value; check") as error:
         open_writer(f"postgresql://127.0.0.1:1/db?sslmode={SECRET}", "docs")
-    assert_no_secret(told.value, SECRET)
+    assert_no_secret(error.value, SECRET)
     # A password before a host that was forgotten.
-    with pytest.raises(ConfigError, match="leave it out, and set PGPASSWORD") as told:
+    with pytest.raises(ConfigError, match="leave it out, and set PGPASSWORD") as error:
         require_database("postgresql://me:1234567/db", {})
-    assert_no_secret(told.value, "1234567")
+    assert_no_secret(error.value, "1234567")
     for name, value in (("PGPORT", f"me:{SECRET}@h"), ("PGHOST", f"h.invalid,me:{SECRET}@h")):
         monkeypatch.setenv(name, value)
-        with pytest.raises(ConfigError, match=f"{name} .* leave it out, and set PG") as told:
+        with pytest.raises(ConfigError, match=f"{name} .* leave it out, and set PG") as error:
             open_writer("postgresql:///db", "docs")
-        assert_no_secret(told.value, SECRET)
+        assert_no_secret(error.value, SECRET)
 
 
 @pytest.fixture
@@ -177,9 +177,9 @@ def test_an_extension_that_is_not_there(address: str, role: str, run: Run) -> No
     run("DROP EXTENSION vector")
     with pytest.raises(
         DatabaseError, match=r"permission denied.*run CREATE EXTENSION vector"
-    ) as told:
+    ) as error:
         open_writer(as_role(address, role), "docs")
-    assert_no_secret(told.value, SECRET)
+    assert_no_secret(error.value, SECRET)
 
 
 def test_an_extension_in_another_schema(address: str, run: Run) -> None:

@@ -88,8 +88,8 @@ def test_the_comment_on_the_primary_key_tells_a_table_of_a_push(address: str, ru
     run("COMMENT ON COLUMN docs.vector IS 'of the corpus'")
     new.push_to(address)
     new.assert_held_at(address)
-    told = run("SELECT obj_description('docs'::regclass), col_description('docs'::regclass, 2)")
-    assert told == [("ours", "of the corpus")]
+    comments = run("SELECT obj_description('docs'::regclass), col_description('docs'::regclass, 2)")
+    assert comments == [("ours", "of the corpus")]
     query = "SELECT obj_description(oid, 'pg_constraint')::jsonb->>'version' FROM pg_constraint "
     assert run(query + "WHERE conname = 'docs_pkey'") == [(new.pushed.version,)]
     for comment in ("'x'", "'{}'", """'{"table": "other"}'""", "NULL"):

@@ -24,19 +24,19 @@ def test_owner_rights_and_comments_go_over(address: str, run: Run, role: str) ->
     run("GRANT SELECT ON docs TO PUBLIC")
     run("COMMENT ON TABLE docs IS 'it''s {ours}'")
     run("COMMENT ON COLUMN docs.n IS '100 %s'")
-    told = (
+    query = (
         "SELECT relacl, obj_description(oid), col_description(oid, 3), "
         "(SELECT array_agg(attacl::text ORDER BY attnum) FROM pg_attribute "
         "WHERE attrelid = pg_class.oid AND attnum > 0) "
         "FROM pg_class WHERE oid = 'docs'::regclass"
     )
-    before = run(told)
+    before = run(query)
     assert before[0][1:3] == ("it's {ours}", "100 %s")
     # A right that a new table has by default, and the old one has not.
     run(f"ALTER DEFAULT PRIVILEGES GRANT DELETE ON TABLES TO {role}")
     for _ in range(2):
         new.push_to(address)
-        assert run(told) == before
+        assert run(query) == before
     run(f"ALTER TABLE docs OWNER TO {role}")
     run(f"GRANT CREATE ON SCHEMA public TO {role}")
     old.push_to(address)
@@ -78,12 +78,12 @@ def test_what_users_added_or_made_to_depend_on_the_table_is_not_lost(
     old, new = Rows.make(50), Rows.make(40, seed=1)
     old.push_to(address)
     run(order)
-    told = f"users added, or what depends on it.*{re.escape(named)}.*; drop that, push"
+    message = f"users added, or what depends on it.*{re.escape(named)}.*; drop that, push"
     with open_writer(address, "docs") as writer:
         with psycopg.connect(address) as reader:
             # Nobody who reads or changes the table is waited for.
             reader.execute("LOCK TABLE docs IN ROW EXCLUSIVE MODE")
-            with pytest.raises(DatabaseError, match=told):
+            with pytest.raises(DatabaseError, match=message):
                 writer.begin(new.pushed, new.layout)
         assert writer.pending() is None
         run(back)
@@ -91,7 +91,7 @@ def test_what_users_added_or_made_to_depend_on_the_table_is_not_lost(
         writer.append(new.batches()[0])
         run(order)
         for attempt in (lambda: writer.resume(new.layout), writer.swap):
-            with pytest.raises(DatabaseError, match=told):
+            with pytest.raises(DatabaseError, match=message):
                 attempt()
         old.assert_held(writer)
         run(back)

@@ -212,10 +212,10 @@ def test_nights_of_an_index_and_queries_that_fit(engine: Backend, tmp_path: Path
         return report.mode, report.pushed, report.deleted
 
     def fits() -> bool:
-        told = succeed(
+        status = succeed(
             "push", index, "--to", engine.address, "--table", "docs", "--status", "--json"
         )
-        return bool(json.loads(told)["fits"])
+        return bool(json.loads(status)["fits"])
 
     raw = np.random.default_rng(0).standard_normal((150, 10)).astype("f4")
     write(raw)

@@ -186,9 +186,9 @@ def test_names_of_columns_that_differ_by_case_alone(
     """DuckDB renames one of them."""
     one = Rows.make(2, **dict.fromkeys(columns, pa.array(["a", "b"])))
     kept = Rows.make(2, **dict.fromkeys("\xc4\xe4", pa.array(["a", "b"])))
-    told = f"column '{columns[-1]}' differs from another by case alone"
+    message = f"column '{columns[-1]}' differs from another by case alone"
     with engine.open() as writer:
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=message):
             writer.begin(one.pushed, one.layout)
         assert writer.pending() is None
         kept.fill(writer)
