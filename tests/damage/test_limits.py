@@ -363,11 +363,14 @@ def test_a_corpus_that_names_one_value_thousands_of_times(run, tmp_path, case): 
     assert "--shard-rows" in str(found[1])
 
 
-def test_long_texts_beside_lists_are_read_a_few_rows_at_a_time(run, tmp_path):  # type: ignore[no-untyped-def]
-    texts = [f"{row} {'a' * (1 << 20)}" for row in range(800)]
-    lists = {"tags": [["a"] * 60] * 800, "e": [[row % 5.0, 1.0] for row in range(800)]}
+@pytest.mark.parametrize("short", [0, 400])
+def test_long_texts_beside_lists_are_read_a_few_rows_at_a_time(run, tmp_path, short):  # type: ignore[no-untyped-def]
+    rows = range(short + 800)
+    texts = [f"{row} {'a' * (1 << 20 if row >= short else 1)}" for row in rows]
+    lists = {"tags": [["a"] * 60] * len(rows), "e": [[row % 5.0, 1.0] for row in rows]}
     path = tmp_path / "c.parquet"
-    pq.write_table(pa.table({"text": texts, **lists}), path, write_batch_size=8)
+    table = pa.table({"text": texts, **lists})
+    pq.write_table(table, path, write_batch_size=8, use_dictionary=not short)
     named = ["--embedding-column", "e", "--keep", "tags", "--filter", "text != ''"]
     store = ["--store", str(tmp_path / "store"), "--shard-rows", "50"]
     assert run(["encode", str(path), *named, *store], 1 << 30)[0] == 0

@@ -178,7 +178,7 @@ class SpanReader:
 def _rows_at_once(
     file: SourceFile, source: pa.NativeFile, parquet: pq.ParquetFile, group: int, wanted: list[str]
 ) -> int:
-    """Return the rows of a batch: fewer if they are wide, or a dictionary holds long texts."""
+    """Return the rows of a batch: fewer if they are wide, or have long texts or dictionaries."""
     # A few bytes of a file name a value of its dictionary thousands of times. The first row is
     # decoded together with the dictionary of each column of texts, without a copy for each row.
     metadata, rows = parquet.metadata.row_group(group), _BATCH_ROWS
@@ -187,10 +187,10 @@ def _rows_at_once(
     for index, chunk in chunks_of(metadata, wanted):
         each = chunk.num_values / max(metadata.num_rows, 1)
         if chunk.physical_type == "BYTE_ARRAY":
-            if "DELTA_BYTE_ARRAY" in chunk.encodings:
-                # Each row may repeat the row before, which no row of the column is longer than.
-                most = int(_BATCH_BYTES / max(chunk.total_uncompressed_size, 1))
-                rows = min(rows, max(_FEW_ROWS, most))
+            # Each row may repeat the row before, which no row of the column is longer than.
+            same = 1 if "DELTA_BYTE_ARRAY" in chunk.encodings else metadata.num_rows
+            most = _BATCH_BYTES * same // max(chunk.total_uncompressed_size, 1)
+            rows = min(rows, max(_FEW_ROWS, most))
             # Each batch has a copy of a dictionary that stays one: fewer rows would take more.
             if chunk.has_dictionary_page and chunk.path_in_schema not in stay:
                 (lists if each > 1 else texts).append(chunk.path_in_schema)
