@@ -234,11 +234,19 @@ def test_layers_that_the_weights_do_not_have_are_not_made(folder, kind, name):
         load(folder)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_attention_would_hide_are_refused(folder, value):
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("key.weight", float("nan")), ("key.weight", float("inf")),
+     ("rotary_embeddings.inv_freq", float("nan"))],
+)  # fmt: skip
+def test_weights_that_attention_would_hide_are_refused(folder, name, value):
     path = folder / "model.safetensors"
+    if "rotary" in name:  # is a buffer
+        config = transformers.EsmConfig.from_pretrained(folder, position_embedding_type="rotary")
+        transformers.EsmModel(config).save_pretrained(folder)
     weights = load_file(path)
-    weights["encoder.layer.1.attention.self.key.weight"][0, 0] = value
+    hidden = next(each for each in weights if each.endswith(name))
+    weights[hidden].view(-1)[0] = value
     save_file({name: each.clone() for name, each in weights.items()}, path, {"format": "pt"})
     with pytest.raises(EncoderError, match="has weights that are not finite"):
         load(folder)

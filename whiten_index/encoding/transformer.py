@@ -96,11 +96,11 @@ def unmapped(module: nn.Module) -> nn.Module:
 def require_finite(name: str, module: nn.Module) -> None:
     """Refuse weights of NaN or infinity: attention and activations make finite numbers of them."""
     # Quantized weights cannot all be asked: numbers of one byte, or tensors of a class of their
-    # own, as of torchao. Nor can sparse ones.
+    # own, as of torchao. Nor can sparse ones. Buffers that are not saved may be masks of infinity.
     asked = (
         each
-        for each in module.parameters()
-        if each.itemsize > 1 and type(each.data) is Tensor and each.layout is torch.strided
+        for each in module.state_dict().values()
+        if type(each) is Tensor and each.itemsize > 1 and each.layout is torch.strided
     )
     if not all(each.isfinite().all() for each in asked):
         raise EncoderError(f"{name} has weights that are not finite; use another model")
