@@ -158,18 +158,25 @@ def test_a_redirect_to_another_host_takes_no_secret_there(
         ("conf.json", f'{{"http": {{"headers": "{SIGNATURE}"'),
         ("conf.json", f'{{"http": "{SIGNATURE}"}}'),
         ("conf.json", f'{{"http": {{"client_kwargs": "{SIGNATURE}"}}}}'),
+        ("conf.json", f'{{"http": {{"headers": ["{SIGNATURE}"]}}}}'),
+        ("conf.json", f'{{"http": {{"headers": {{"X-Key": ["{SIGNATURE}"]}}}}}}'),
+        ("conf.json", f'{{"http": {{"client_kwargs": {{"cookies": "{SIGNATURE}"}}}}}}'),
+        ("conf.json", f'{{"http": {{"client_kwargs": {{"{SIGNATURE}": 1}}}}}}'),
+        ("conf.json", "[" * 10**5),
+        ("conf.json/is a folder", ""),
     ],
 )
 def test_a_broken_configuration_of_fsspec_is_not_shown(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str
 ) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text(content)
     monkeypatch.setenv("FSSPEC_CONFIG_DIR", str(tmp_path))
     command = ("encode", f"{address}/x.parquet", "--embedding-column", "e", "--store", "s")
     with process(*command) as child:
         out, said = child.communicate()
-    assert child.returncode == OPTIONS
-    assert "the configuration of fsspec cannot be read" in said
+    assert child.returncode == (OPTIONS if content else DISK)
+    assert "the configuration of fsspec" in said
     assert SIGNATURE not in out + said
     assert len(said.splitlines()) == 1
 

@@ -1,6 +1,5 @@
 """Parquet files of a corpus, by path, folder, glob or URI, on any file system."""
 
-import configparser
 import contextlib
 import errno
 import fnmatch
@@ -12,6 +11,7 @@ import re
 import shlex
 import stat
 from collections.abc import Callable, Iterator, Sequence
+from configparser import Error as IniError
 from dataclasses import dataclass, replace
 from email.utils import mktime_tz, parsedate_tz
 from pathlib import Path, PurePosixPath
@@ -233,8 +233,12 @@ def asking(path: str, *, content: bool = False) -> Iterator[None]:
     except Exception as error:
         # fsspec reports a missing file for every error of an HTTP server; the cause has the error.
         cause = error.__cause__ if isinstance(error, FileNotFoundError) else None
-        known = isinstance(cause, TimeoutError) or _library(cause) == "aiohttp"
+        http = path.startswith(("http://", "https://"))
+        known = http or isinstance(cause, TimeoutError) or _library(cause) == "aiohttp"
         answer = cause if cause and known else error
+        if http and type(answer) in (TypeError, AttributeError):
+            # aiohttp is given the configuration of fsspec as it is.
+            raise _misconfigured(answer) from error
         if isinstance(answer, FileNotFoundError) or getattr(answer, "status", None) in (404, 410):
             raise FileNotFoundError(path) from error
         system = isinstance(answer, OSError) or type(answer) is ValueError
@@ -256,18 +260,26 @@ def _fsspec() -> Any:
     """Import fsspec, which reads its configuration then; what that says may be secret."""
     try:
         import fsspec
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, configparser.Error) as error:
-        sort = type(error).__name__
-    else:
-        settings = [fsspec.config.conf.get(name, {}) for name in ("http", "https")]
-        if all(isinstance(each, dict) for each in settings) and all(
-            isinstance(each.get("client_kwargs", {}), dict) for each in settings
-        ):
-            return fsspec
-        sort = "no object"
-    raise ConfigError(
-        f"the configuration of fsspec cannot be read ({sort}); mend or remove the files in "
-        "~/.config/fsspec, or in FSSPEC_CONFIG_DIR"
+
+        for name in ("http", "https"):
+            _require_objects(fsspec.config.conf.get(name, {}))
+    except OSError as error:
+        raise system_error("the configuration of fsspec", error) from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, IniError) as error:
+        raise _misconfigured(error) from error
+    return fsspec
+
+
+def _require_objects(settings: Any) -> None:
+    for name, inside in settings.items():
+        if name in ("client_kwargs", "headers", "cookies"):
+            _require_objects(inside)
+
+
+def _misconfigured(error: BaseException) -> ConfigError:
+    return ConfigError(
+        f"the configuration of fsspec cannot be read ({type(error).__name__}); mend or remove the "
+        "files in ~/.config/fsspec, or in FSSPEC_CONFIG_DIR, and the variables FSSPEC_*"
     )
 
 
