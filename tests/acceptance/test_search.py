@@ -8,14 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import whiten_index
+from tests.acceptance import random_corpora
 from tests.acceptance.commands import done
-from tests.acceptance.random_corpora import (
-    RandomCorpus,
-    make_corpus,
-    read_trec,
-    recall,
-    search_queries,
-)
+from tests.acceptance.random_corpora import RandomCorpus, read_trec, recall, search_queries
 from tests.acceptance.truth import MAX_LENGTH, SciFact, nearest, unit, whitening
 from tests.acceptance.vectors import COLUMNS, Vectors
 
@@ -24,7 +19,7 @@ K = 12
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> RandomCorpus:
-    return make_corpus(tmp_path_factory.mktemp("search"), 900, 24, seed=5)
+    return random_corpora.make_corpus(tmp_path_factory.mktemp("search"), 900, 24, seed=5)
 
 
 @pytest.fixture(scope="module")

@@ -10,18 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers import bad_input
-from tests.helpers.bad_input import (
-    CORPUS,
-    DISK,
-    ENCODER,
-    OPTIONS,
-    Place,
-    assert_one_error,
-    assert_refused,
-    numbers,
-    run,
-    table,
-)
+from tests.helpers.bad_input import CORPUS, DISK, ENCODER, OPTIONS, assert_one_error, run, table
 
 place = bad_input.place
 
@@ -47,14 +36,14 @@ SEARCHES: dict[str, tuple[tuple[Any, ...], int, str]] = {
 
 @pytest.mark.parametrize("name", list(SEARCHES))
 def test_a_search_that_cannot_be_answered(
-    place: Place, monkeypatch: pytest.MonkeyPatch, name: str
+    place: bad_input.Place, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     options, status, match = SEARCHES[name]
-    queries = pa.table({"e": list(numbers(3, rows=2)), "same": ["q", "q"]})
+    queries = pa.table({"e": list(bad_input.numbers(3, rows=2)), "same": ["q", "q"]})
     pq.write_table(queries, place.root / "q.parquet")
     (place.root / "folder.trec").mkdir()
     monkeypatch.chdir(place.root)
-    assert_refused(place, ("search", place.out, *options), status, match)
+    bad_input.assert_refused(place, ("search", place.out, *options), status, match)
     assert not list(place.root.glob("r.*"))
 
 

@@ -3,16 +3,7 @@
 import pytest
 
 from tests.helpers import bad_input
-from tests.helpers.bad_input import (
-    ARTIFACT,
-    EMBEDDED,
-    ROWS,
-    Place,
-    assert_refused,
-    numbers,
-    succeed,
-    table,
-)
+from tests.helpers.bad_input import ARTIFACT, EMBEDDED, ROWS, Place, assert_refused, numbers, table
 from tests.helpers.flipped import flip
 
 place = bad_input.place
@@ -36,6 +27,6 @@ def test_a_store_of_two_corpora_asks_which(place: Place) -> None:
         table(id=[f"x{i}" for i in range(ROWS)], e=list(numbers(4))), "b/b.parquet"
     )
     store = place.out / "store"
-    succeed("encode", corpus, *EMBEDDED, "--store", store)
+    bad_input.succeed("encode", corpus, *EMBEDDED, "--store", store)
     arguments = ("build", "--store", store, "--k", 2, "--out", place.out)
     assert_refused(place, arguments, ARTIFACT, "2 corpora .*good.*name the corpus")

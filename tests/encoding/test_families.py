@@ -11,22 +11,9 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+from tests.helpers import tiny_models
 from tests.helpers.code_models import edit_json
-from tests.helpers.tiny_models import (
-    DIM,
-    FAMILIES,
-    NORMALIZE,
-    POSITIONS,
-    add_modules,
-    copied,
-    dense,
-    load,
-    packed,
-    resolve,
-    texts,
-    truth,
-    write_json,
-)
+from tests.helpers.tiny_models import POSITIONS, add_modules, copied, dense, load, resolve, texts
 from whiten_index.encoding.load_encoder import load_encoder
 from whiten_index.encoding.models import ENCODER_CLASSES, find_model
 from whiten_index.errors import ConfigError, EncoderError
@@ -47,7 +34,7 @@ def tiny(tmp_path_factory):
     """Return ``make(family) -> folder`` with the transformer alone; do not write to it."""
     root = tmp_path_factory.mktemp("families")
     made = {}
-    return lambda name: made.setdefault(name, FAMILIES[name](root / name))
+    return lambda name: made.setdefault(name, tiny_models.FAMILIES[name](root / name))
 
 
 @pytest.fixture
@@ -63,10 +50,10 @@ def bert_with(tiny, tmp_path):
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", tiny_models.FAMILIES)
 def test_each_family_agrees_with_sentence_transformers(tiny, tmp_path, family, pooling):
     folder = add_modules(copied(tiny(family), tmp_path / family), pooling)
-    encoder, expected = load(folder), truth(folder, texts())
+    encoder, expected = load(folder), tiny_models.truth(folder, texts())
     assert_alike(encoder.encode(texts()), expected)
     # Queries of several lengths share a batch.
     assert_alike(encoder.encode_queries(texts()), expected)
@@ -86,7 +73,7 @@ def test_an_encoder_saved_without_its_decoder(tiny, tmp_path, kind, both):
         made(config).save_pretrained(folder)
     edit_json(folder / "config.json", is_encoder_decoder=both)
     assert not [key for key in load_file(folder / "model.safetensors") if "decoder" in key]
-    assert_alike(load(folder).encode(texts()), truth(folder, texts()))
+    assert_alike(load(folder).encode(texts()), tiny_models.truth(folder, texts()))
 
 
 @pytest.mark.parametrize(
@@ -138,7 +125,7 @@ def test_no_longer_text_fits_the_positions(tiny, tmp_path, kind):
     settings = config.to_dict()
     if "pad_token_id" not in ROOM[kind]:
         del settings["pad_token_id"]
-    write_json(folder / "config.json", settings)
+    tiny_models.write_json(folder / "config.json", settings)
     longest = find_model(str(folder)).longest
     model = transformers.AutoModel.from_config(config).eval()
     with torch.inference_mode():
@@ -167,17 +154,17 @@ def test_a_configuration_that_computes_nothing_is_refused(tiny, tmp_path, change
 HEADS = {
     "dense": (dense(),),
     "two": (dense(out=48, activation="Identity", bias=False), dense(48, 20, "GELU", seed=1)),
-    "wider": (dense(out=80, activation="ReLU"), NORMALIZE),
-    "defaults": (("Dense", {"in_features": DIM, "out_features": 16}, dense()[2]),),
+    "wider": (dense(out=80, activation="ReLU"), tiny_models.NORMALIZE),
+    "defaults": (("Dense", {"in_features": tiny_models.DIM, "out_features": 16}, dense()[2]),),
 }
 
 
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
 def test_a_head_agrees_with_sentence_transformers(bert_with, heads):
     folder = bert_with(*heads)
-    normalizes = heads[-1] is NORMALIZE
+    normalizes = heads[-1] is tiny_models.NORMALIZE
     encoder = load(folder)
-    expected = truth(folder, texts())
+    expected = tiny_models.truth(folder, texts())
     assert encoder.dim == encoder.spec.dim == expected.shape[1]
     assert encoder.spec.normalizes == normalizes
     assert_alike(encoder.encode(texts()), expected, scale=normalizes)
@@ -213,7 +200,7 @@ def test_packed_weights_of_a_dense_are_refused(bert_with):
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
     np.testing.assert_array_equal(load(folder.parent).encode(texts()), expected)
-    packed(folder / "pytorch_model.bin")
+    tiny_models.packed(folder / "pytorch_model.bin")
     with pytest.raises(EncoderError, match=r"Dense in .* cannot be loaded .*it is packed"):
         load(folder.parent)
 
@@ -225,7 +212,7 @@ def two_lists(path: Path) -> Path:
     with zipfile.ZipFile(found := io.BytesIO(), "w") as file:
         for name, data in parts.items():
             file.writestr(name, data)
-    plain, torchs = found.getvalue(), packed(path).read_bytes()
+    plain, torchs = found.getvalue(), tiny_models.packed(path).read_bytes()
     (size,) = struct.unpack("<I", torchs[-10:-6])
     listed, lead = bytearray(plain[-22 - size : -22]), plain[: -22 - size]
     start = len(torchs) + len(lead)
@@ -244,7 +231,7 @@ def two_lists(path: Path) -> Path:
 
 def list_in_a_name(path: Path) -> Path:
     """Make an archive whose list of packed parts is in the name of one that is not."""
-    made = packed(path).read_bytes()
+    made = tiny_models.packed(path).read_bytes()
     (size,) = struct.unpack("<I", made[-10:-6])
     start, listed = len(made) - 22 - size, made[-22 - size : -22]
     # torch begins to read the list where the end record says, Python so much before the end.
@@ -263,7 +250,7 @@ def list_in_a_name(path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("how", [packed, two_lists, list_in_a_name])
+@pytest.mark.parametrize("how", [tiny_models.packed, two_lists, list_in_a_name])
 def test_packed_weights_are_refused(tiny, tmp_path, how):
     folder = copied(tiny("bert"), tmp_path / "model")
     torch.save(load_file(folder / "model.safetensors"), path := folder / "pytorch_model.bin")
@@ -271,7 +258,7 @@ def test_packed_weights_are_refused(tiny, tmp_path, how):
     load(folder).encode(texts())
     with zipfile.ZipFile(how(path)) as file:
         assert {part.compress_type == zipfile.ZIP_STORED for part in file.infolist()} == {
-            how is not packed
+            how is not tiny_models.packed
         }
     with pytest.raises(EncoderError, match=r"cannot be loaded .*it is packed"):
         load(folder)

@@ -184,17 +184,9 @@ def test_lists_of_numbers_are_read_too(server: EmbeddingServer) -> None:
     np.testing.assert_allclose(encoder.encode(["a b"]), [embedding("a b")], atol=1e-6)
 
 
-def test_dimensions_prompts_and_input_types(
-    server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dimensions_prompts_and_input_types(server: EmbeddingServer) -> None:
     asked: list[dict[str, Any]] = []
-    answer = server.answer
-
-    def noting(body: dict[str, Any]) -> Any:
-        asked.append(body)
-        return answer(body)
-
-    monkeypatch.setattr(server, "answer", noting)
+    server.hear = asked.append
     encoder = load_encoder(
         MODEL, base_url=server.url, dimensions=8, input_types=("passage", "query"),
         document_prompt="doc: ", query_prompt="ask: ",
@@ -261,29 +253,19 @@ def test_an_endpoint_that_asks_for_no_pause_is_not_asked_for_ever() -> None:
 def test_an_answer_of_another_shape_is_none(
     server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch, embedding: Any
 ) -> None:
-    whole = server.answer
-
-    def answer(asked: dict[str, Any]) -> tuple[int, Any]:
-        status, found = whole(asked)
+    def change(found: dict[str, Any]) -> None:
         for each in found["data"]:
             each["embedding"] = embedding
-        return status, found
 
     monkeypatch.setattr("whiten_index.encoding.endpoint._TRIES", 2)
-    monkeypatch.setattr(server, "answer", answer)
+    server.change = change
     with pytest.raises(EncoderError, match="cannot be asked"):
         load_encoder(MODEL, base_url=server.url)
 
 
-def test_answers_of_two_widths_are_none(
-    server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole, asked_for = server.answer, itertools.count(8)
-
-    def answer(asked: dict[str, Any]) -> tuple[int, Any]:
-        return whole({**asked, "dimensions": next(asked_for)})
-
-    monkeypatch.setattr(server, "answer", answer)
+def test_answers_of_two_widths_are_none(server: EmbeddingServer) -> None:
+    widths = itertools.count(8)
+    server.hear = lambda asked: asked.update(dimensions=next(widths))
     with pytest.raises(EncoderError, match=r"gives embeddings of \[8, 9.*\] dims by turns"):
         load_encoder(MODEL, base_url=server.url)
 
@@ -307,8 +289,7 @@ def test_no_answer_is_too_large_for_the_client(head: str, body: bytes, match: st
 def test_a_key_that_the_endpoint_sends_back_is_not_kept(
     server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = server.answer
-    server.answer = lambda asked: (200, {**whole(asked)[1], "model": "\x1b[1m sk-0123456789 " * 99})  # type: ignore[method-assign]
+    server.change = lambda found: found.update(model="\x1b[1m sk-0123456789 " * 99)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-0123456789\n")
     served = load_encoder(MODEL, base_url=server.url).spec.served
     assert "0123" not in served
@@ -319,15 +300,9 @@ def test_a_key_that_the_endpoint_sends_back_is_not_kept(
 def test_odd_counts_of_tokens_are_not_believed(
     server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch, tokens: Any
 ) -> None:
-    whole, encoder = server.answer, load_encoder(MODEL, base_url=server.url)
-
-    def answer(asked: dict[str, Any]) -> tuple[int, Any]:
-        status, found = whole(asked)
-        found["usage"]["total_tokens"] = tokens
-        return status, found
-
+    encoder = load_encoder(MODEL, base_url=server.url)
+    server.change = lambda found: found["usage"].update(total_tokens=tokens)
     monkeypatch.setattr("whiten_index.encoding.endpoint._TRIES", 2)
-    monkeypatch.setattr(server, "answer", answer)
     with contextlib.suppress(EncoderError):
         encoder.encode(["a b c"])
     assert 0 <= encoder.meter.tokens < 1e13
@@ -355,8 +330,7 @@ def test_a_forged_manifest_names_no_model_of_the_hub(
 
 
 def test_what_the_endpoint_does_not_do_is_said(tmp_path: Path, server: EmbeddingServer) -> None:
-    whole = server.answer
-    server.answer = lambda asked: whole({**asked, "dimensions": None})  # type: ignore[method-assign]
+    server.hear = lambda asked: asked.update(dimensions=None)
     with pytest.raises(EncoderError, match="gives 32 dims, whatever is asked"):
         load_encoder(MODEL, base_url=server.url, dimensions=16)
 

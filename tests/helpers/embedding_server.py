@@ -38,8 +38,9 @@ class EmbeddingServer:
     """Answers on a port of this machine.
 
     ``fault`` gets the number of a request and returns how it fails, or None: a status, ``cut``,
-    ``slow``, ``malformed``, ``short``, ``twice``, ``nan``, or the bytes to send. ``answered``
-    counts the texts that clients were given, ``charged`` the tokens.
+    ``slow``, ``malformed``, ``short``, ``twice``, ``nan``, or the bytes to send. ``hear`` gets
+    what is asked and ``change`` what is answered, and may change it. ``answered`` counts the texts
+    that clients were given, ``charged`` the tokens.
     """
 
     def __init__(
@@ -59,6 +60,8 @@ class EmbeddingServer:
         self.fault, self.at_once, self.most_texts = fault, at_once, most_texts
         self.most_words, self.latency, self.retry_after = most_words, latency, retry_after
         self.base64_too, self.turn, self.key, self.model = base64_too, turn, key, model
+        self.hear: Callable[[dict[str, Any]], Any] = lambda _: None
+        self.change: Callable[[dict[str, Any]], Any] = lambda _: None
         self.answered, self.failed = Counter[str](), Counter[str]()
         self.requests = self.refused = self.busy = self.most_busy = self.charged = 0
         self.began = 0.0
@@ -149,7 +152,9 @@ class EmbeddingServer:
                     self._send(fault, _error("try again"))
                     return
                 time.sleep(server.latency)
+                server.hear(asked)
                 status, found = server.answer(asked)
+                server.change(found)
                 if fault and status == 200:
                     server.failed[fault] += 1
                     data = found["data"]

@@ -17,25 +17,15 @@ from hypothesis import strategies as st
 from tests.measure.sweep_records import DIM, RAW, header, point, read, sweep_records, write_results
 from whiten_index.cli import cli
 from whiten_index.errors import ArtifactError, ConfigError
-from whiten_index.measure import sweep_report
-from whiten_index.measure.results import (
-    AGREEMENT,
-    ESTIMATE,
-    NDCG,
-    PER_ROW,
-    Measured,
-    Recommendation,
-    front,
-    read_sweeps,
-    recommend,
-)
+from whiten_index.measure import results, sweep_report
+from whiten_index.measure.results import AGREEMENT, ESTIMATE, NDCG, PER_ROW, read_sweeps, recommend
 from whiten_index.measure.sweep_report import write_report
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
 
 
-def advice(folder: Path, *points: Any, **dataset: Any) -> Recommendation:
+def advice(folder: Path, *points: Any, **dataset: Any) -> results.Recommendation:
     return recommend(read(folder, header(**dataset), *points)[0])
 
 
@@ -225,13 +215,15 @@ def test_times_of_a_busy_machine_are_not_to_be_compared(tmp_path):
 
 @given(st.lists(st.tuples(*[st.one_of(st.none(), st.integers(0, 6).map(float))] * 2), max_size=12))
 def test_the_front_is_what_no_point_beats(pairs):
-    points = [Measured({"bytes": {"per_row": x}, "quality": {"ndcg@10": y}}) for x, y in pairs]
+    points = [
+        results.Measured({"bytes": {"per_row": x}, "quality": {"ndcg@10": y}}) for x, y in pairs
+    ]
     known = [(x, y) for x, y in pairs if x is not None and y is not None]
 
     def beaten(x, y):
         return any(a <= x and b >= y and (a, b) != (x, y) for a, b in known)
 
-    found = [(p.number(PER_ROW), p.number(NDCG)) for p in front(points, PER_ROW, NDCG)]
+    found = [(p.number(PER_ROW), p.number(NDCG)) for p in results.front(points, PER_ROW, NDCG)]
     assert found == sorted({pair for pair in known if not beaten(*pair)})
 
 

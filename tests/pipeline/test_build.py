@@ -8,17 +8,8 @@ import numpy as np
 import pytest
 
 import whiten_index
-from tests.helpers.builds import (
-    DIM,
-    ROWS,
-    TOP,
-    assert_ranked_by,
-    build,
-    closed_form,
-    cosines,
-    random_rows,
-    write_rows,
-)
+from tests.helpers import builds
+from tests.helpers.builds import DIM, ROWS, TOP, assert_ranked_by, build, random_rows, write_rows
 from whiten_index import open_index
 from whiten_index.errors import ConfigError
 
@@ -30,9 +21,9 @@ def test_a_mean_100_times_the_spread_costs_nothing(
 ) -> None:
     rows = random_rows(3, mean=100.0).astype(dtype)
     build(tmp_path / "out", write_rows(tmp_path / "c.parquet", rows), whiten=whiten)
-    expected = closed_form(rows, k=6, exponent=float(whiten == "whitening"))
+    expected = builds.closed_form(rows, k=6, exponent=float(whiten == "whitening"))
     found = open_index(tmp_path / "out").search_embeddings(rows[:20], top_k=TOP)
-    for hits, row in zip(found, cosines(expected[:20], expected), strict=True):
+    for hits, row in zip(found, builds.cosines(expected[:20], expected), strict=True):
         assert_ranked_by(hits, row, tolerance=2e-5)
 
 

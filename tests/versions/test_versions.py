@@ -19,16 +19,9 @@ from whiten_index import open_index
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.files import list_folder, sha256_file
 from whiten_index.errors import ArtifactError, StorageError
+from whiten_index.versions import published
 from whiten_index.versions.bundle import open_files
-from whiten_index.versions.published import (
-    find_version,
-    new_version,
-    next_version,
-    read_current,
-    read_version,
-    set_current,
-    version_names,
-)
+from whiten_index.versions.published import find_version, next_version, read_current, set_current
 from whiten_index.versions.retention import list_versions, prune, rollback
 from whiten_index.versions.verify import verify_index
 
@@ -51,7 +44,7 @@ def out(tmp_path: Path, built: Path) -> Path:
 
 
 def names(out: Path) -> list[str]:
-    return version_names(out)
+    return published.version_names(out)
 
 
 def k_of(out: Path) -> int:
@@ -61,7 +54,7 @@ def k_of(out: Path) -> int:
 def make_version(out: Path, source: str, *, passed: bool) -> str:
     """Write a copy of a version, of another identity, that passed its gates or not."""
     name = next_version(out, "f" * 32)
-    with new_version(out, name) as (folder, fields):
+    with published.new_version(out, name) as (folder, fields):
         for path in (out / "versions" / source).iterdir():
             if path.name != manifest.MANIFEST:
                 shutil.copyfile(path, folder / path.name)
@@ -92,7 +85,7 @@ def test_a_version_that_failed_a_gate_is_a_candidate(out: Path) -> None:
     assert len(before) == 4
     assert read_current(out).version == last
     assert find_version(out, "f" * 32) is None
-    assert open_files(read_version(out / "candidates" / name)).whitening.k == 2
+    assert open_files(published.read_version(out / "candidates" / name)).whitening.k == 2
 
 
 def test_a_version_that_was_made_and_not_published_is_found(out: Path) -> None:

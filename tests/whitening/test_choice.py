@@ -13,14 +13,8 @@ from scipy.stats import rankdata, sem
 from tests.helpers.transforms import fit as fit_rows
 from tests.helpers.transforms import make_rows, quick, seeds
 from whiten_index import Moments, Whitening, WhiteningConfig
-from whiten_index.whitening.selection import (
-    Setting,
-    Trial,
-    choose_by_scores,
-    choose_by_spectrum,
-    reciprocal_ranks,
-    score_settings,
-)
+from whiten_index.whitening import selection
+from whiten_index.whitening.selection import Setting, Trial, choose_by_scores, reciprocal_ranks
 from whiten_index.whitening.selection import settings as grid_of
 from whiten_index.whitening.whitening_config import Kind, default_width
 
@@ -128,7 +122,7 @@ def problem(noise, *, mean=0.0, seed=0, count=600):
 def chosen_for(documents, queries, **given_):
     trial = Trial(queries, documents, reciprocal_ranks)
     grid = grid_of((DIM,), **given_)
-    return choose_by_scores(grid, score_settings(pca(documents), [trial], grid))[0]
+    return choose_by_scores(grid, selection.score_settings(pca(documents), [trial], grid))[0]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -140,7 +134,9 @@ def test_noise_as_wide_as_the_data_asks_for_whitening(seed):
 
 def spectral(rows, **options) -> Setting:
     fit = pca(rows)
-    return choose_by_spectrum(fit, options.pop("k", min(default_width(fit.dim), fit.k)), **options)
+    return selection.choose_by_spectrum(
+        fit, options.pop("k", min(default_width(fit.dim), fit.k)), **options
+    )
 
 
 @quick
