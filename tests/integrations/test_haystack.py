@@ -19,11 +19,6 @@ pytestmark = pytest.mark.service
 ALLOWED = ["whiten_index.*"]
 
 
-@pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory, tiny_words: tuple[str, ...]) -> Places:
-    return Places.make(tmp_path_factory.mktemp("haystack"), tiny_words)
-
-
 def documents_of(places: Places) -> list[Document]:
     pairs = enumerate(zip(places.ids, places.texts, strict=True))
     return [Document(id=str(id_), content=text, meta={"row": i}) for i, (id_, text) in pairs]

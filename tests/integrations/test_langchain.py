@@ -22,11 +22,6 @@ from whiten_index.integrations.langchain import WhitenedEmbeddings, WhitenedRetr
 pytestmark = pytest.mark.service
 
 
-@pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory, tiny_words: tuple[str, ...]) -> Places:
-    return Places.make(tmp_path_factory.mktemp("langchain"), tiny_words)
-
-
 class Placed:
     @pytest.fixture(autouse=True)
     def _placed(self, places: Places) -> None:

@@ -25,11 +25,6 @@ from whiten_index.integrations.llama_index import WhitenedEmbedding, WhitenedInd
 pytestmark = pytest.mark.service
 
 
-@pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory, tiny_words: tuple[str, ...]) -> Places:
-    return Places.make(tmp_path_factory.mktemp("llama"), tiny_words)
-
-
 def nodes_of(places: Places) -> list[TextNode]:
     pairs = zip(places.ids, places.texts, strict=True)
     return [TextNode(id_=str(id_), text=text) for id_, text in pairs]

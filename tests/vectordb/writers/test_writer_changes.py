@@ -7,15 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.vectordb.pushed_rows import (
-    CHANGED,
-    DELETING,
-    GONE,
-    Rows,
-    changed_by_child,
-    kill_after,
-    some_changes,
-)
+from tests.vectordb import pushed_rows
+from tests.vectordb.pushed_rows import CHANGED, DELETING, GONE, Rows, changed_by_child, some_changes
 from tests.vectordb.writers.engines import FILES, Backend
 from whiten_index.errors import DatabaseError
 from whiten_index.vectordb.database_writer import DatabaseWriter
@@ -118,7 +111,7 @@ def test_the_changing_process_is_killed(
     """Wherever it dies, the rows are of the version that metadata say, or of either."""
     old, rows = Rows.make(2000, seed=8), changed_by_child()
     old.push_to(engine.address)
-    kill_after(wanted, "change", engine.address, tmp_path / "marker")
+    pushed_rows.kill_after(wanted, "change", engine.address, tmp_path / "marker")
     with engine.open() as writer:
         found = writer.published()
         if found.changing:
