@@ -12,7 +12,7 @@ import pytest
 from tests.helpers.bad_input import fails, run, succeed
 from tests.pipeline.migrating import Migration
 from whiten_index import PushConfig, UpdateConfig, open_index, push_index, update_index
-from whiten_index.errors import ArtifactError, ConfigError, StorageError
+from whiten_index.errors import ArtifactError, ConfigError, GateError, StorageError
 from whiten_index.store.notes import ResultCache
 from whiten_index.versions import compaction, gc
 from whiten_index.versions.gc import gc_store
@@ -56,20 +56,33 @@ def test_mapped_rows_stay_while_a_copy_has_their_version_published(migration: Mi
     assert not migration.bridged()
 
 
-def test_a_copy_that_is_updated_keeps_its_mapped_rows(migration: Migration) -> None:
-    """The update registers it, though only with the folder of these rows."""
-    index = migration.build_own()
+@pytest.mark.parametrize("finished", [False, True])
+@pytest.mark.parametrize("clean", [gc_store, compaction.compact_store])
+def test_a_copy_that_is_updated_keeps_the_rows_of_all_its_versions(
+    migration: Migration, finished: bool, clean: Any
+) -> None:
+    """An update registers it, here one of a bridged version."""
+    index, store, rows = migration.build_own(), migration.store, migration.table()
+    own = UpdateConfig(index=str(index))
+    migration.write(rows, *(f"the cat {row}" for row in range(60)))
+    wide = update_index(own).version
+    migration.write(rows, *(f"the cat {row}" for row in range(10)))
+    update_index(own)
     migration.run(index=index, rows=500, bridge=True)
     copy = shutil.copytree(index, migration.folder / "copy")
-    migration.write(migration.table().slice(70))
-    update = UpdateConfig(index=str(copy))
-    assert update_index(update).changes is not None
-    for _ in range(2):
+    migration.write(rows.slice(70))
+    assert update_index(UpdateConfig(index=str(copy))).changes is not None
+    if finished:
         assert migration.run(index=index).finished
     assert run("prune", index, "--keep", 1)[0] == 0
-    assert gc_store(migration.store, keep_days=0).bridged == 0
-    migration.write(migration.table().slice(90))
-    assert update_index(update).changes is not None
+    for _ in range(2):
+        clean(store, **({"keep_days": 0} if clean is gc_store else {}))
+    assert len(migration.bridged()) == 1
+    open_index(copy, rerank=10).search("the cat", top_k=1)
+    assert rollback(copy, to=wide).to == wide
+    assert run("prune", copy, "--keep", 1)[0] == 0
+    for _ in range(2):
+        clean(store, **({"keep_days": 0} if clean is gc_store else {}))
     open_index(copy, rerank=10).search("the cat", top_k=1)
 
 
@@ -145,6 +158,30 @@ def test_a_migration_that_is_given_up_withdraws_all_its_versions(
     # The corpus of a bridged version is not at fault.
     update_index(update)
     assert rollback(migration.index).to == old
+
+
+def test_a_corpus_that_was_rolled_back_is_not_updated_after_the_next_bridge(
+    migration: Migration,
+) -> None:
+    migration.run(rows=500, bridge=True)
+    update = UpdateConfig(index=str(migration.index), corpus=(migration.less(2_900),))
+    update_index(update)
+    rollback(migration.index)
+    migration.run(rows=500, bridge=True)
+    with pytest.raises(GateError, match="the corpus still is that of version"):
+        update_index(update)
+
+
+def test_damage_of_mapped_rows_does_not_stop_that_a_migration_is_given_up(
+    migration: Migration,
+) -> None:
+    migration.run(rows=500, bridge=True)
+    (bridged,) = migration.bridged()
+    (bridged / "manifest.json").write_text("{}")
+    assert migration.run(model=None, give_up=True).given_up
+    fails(5, f"those of a bridged version of a migration, remove {bridged}", "gc", migration.store)
+    shutil.rmtree(bridged)
+    succeed("gc", migration.store)
 
 
 def test_a_note_that_a_disk_refused_is_written_by_the_next_run(

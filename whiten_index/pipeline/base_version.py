@@ -32,6 +32,7 @@ from whiten_index.versions.published import (
     WHITENING,
     Version,
     current_or_none,
+    model_of,
     read_version,
     with_published,
 )
@@ -256,7 +257,7 @@ def require_not_withdrawn(
     for name, facts in withdrawn.items():
         same = config.order == "auto" or identity == facts.get("identity")
         # Of another model, as in a migration that was given up, the model may be at fault.
-        same &= facts.get("encoder") == base.fields["encoder_fingerprint"]
+        same &= facts.get("encoder") == model_of(base.fields)
         if facts.get("corpus") == record.fingerprint and same:
             there = base.mirror.holds(base.root / VERSIONS / name)
             back = f"; or take that version back: whiten-index rollback {config.index} --to {name}"

@@ -84,7 +84,7 @@ def build_index(
             config = config.settled(encoded.store.encoder)
             rows = encoded.record.rows
             if registered:
-                register(encoded.store, config.out_place, stages)
+                register(encoded, config.out_place)
             # A damaged ``CURRENT`` counts as none and is replaced.
             published = published_fields(out, mirror)
             _require_rows(config, rows, had=published.get("rows", 0))

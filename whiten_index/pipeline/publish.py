@@ -104,13 +104,17 @@ class BuildReport:
         }
 
 
-def register(store: EmbeddingStore, out: Place, stages: Stages) -> None:
-    """Register an index with the store that it is built from, or note that it cannot be."""
+def register(encoded: EncodeReport, out: Place) -> None:
+    """Register an index with the store that it is built from, or note that it cannot be.
+
+    Not with the folder of mapped rows, which goes with the bridged version.
+    """
+    store = encoded.store if encoded.work is None else encoded.work.store
     index_id = None if is_uri(out) else ensure_index_id(Path(out))
     try:
         store.indexes.register(out, index_id)
     except StorageError as error:
-        stages.watcher.note(
+        encoded.stages.watcher.note(
             f"note: the store cannot remember that {out} is built from it ({error}); do not gc it"
         )
 

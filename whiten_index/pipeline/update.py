@@ -152,7 +152,7 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
             remember=False,
             bridged=base.bridged,
         )
-        register(encoded.store, base.config.out_place, stages)
+        register(encoded, base.config.out_place)
         changes = _compare(base, encoded)
         version = base.source.name
         if not nothing_to_do(config, base, encoded.record):

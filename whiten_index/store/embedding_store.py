@@ -259,6 +259,10 @@ class EmbeddingStore(Segments):
         folders = (self.folder, *filter(is_folder, list_folder(self.folder)))
         return sum(map(remove_leftovers, folders))
 
+    def is_there(self) -> bool:
+        """Return whether the folder has its manifest."""
+        return self.mirror.holds(self.folder / manifest.MANIFEST)
+
     def remove(self) -> None:
         """Remove the whole folder; in a bucket last the manifest, by which it is found again."""
         if isinstance(self.mirror, BucketStorage):
@@ -558,15 +562,19 @@ def _not_of_part(path: Path, part: CorpusPart) -> ArtifactError:
 
 
 def read_store(folder: Path, mirror: Storage) -> StoreManifest:
-    """Return what the folder of an encoder says of itself."""
+    """Return what the folder of an encoder says of itself; refuse a damaged one."""
     mirror.latest(folder / manifest.MANIFEST)
-    found = manifest.read_manifest(folder, SCHEMA)
-    if found["fingerprint"] != folder.name:
-        raise ArtifactError(
-            f"{folder / manifest.MANIFEST} is damaged: it is of the encoder "
-            f"{found['fingerprint']}; {manifest.REMEDY}"
-        )
-    return found
+    try:
+        found = manifest.read_manifest(folder, SCHEMA)
+        if (name := found["fingerprint"]) == folder.name:
+            return found
+        why = f"{folder / manifest.MANIFEST} is damaged: it is of {name}; {manifest.REMEDY}"
+    except ArtifactError as error:
+        why = str(error)
+    raise ArtifactError(
+        f"{why}; or, if its rows are those of a bridged version of a migration, remove {folder}: "
+        "the next migrate --bridge makes others"
+    )
 
 
 def _as_bytes(documents: pa.Table) -> bytes:

@@ -83,15 +83,15 @@ def compact_store(root: Place, *, segment_rows: int = SHARD_ROWS) -> CompactRepo
     counts = Counter[str](rows=0, written=0, removed=0, damaged=0)
     before, after = Counter[str](segments=0, bytes=0), Counter[str](segments=0, bytes=0)
     stores = open_stores(place)
-    free = settled_stores(stores)
+    # Mapped rows go when their version is pruned.
+    free = [each for each in settled_stores(stores) if each.bridged_for is None]
     for store in list(itertools.filterfalse(lacks_record, free)) or free:
         with contextlib.ExitStack() as locks:
             lock_stores(place, [store], locks)
             if store not in settled_stores(stores):
                 # A migration has begun meanwhile.
                 continue
-            # One that moved may be registered with the other rows alone.
-            indexes = indexes_of(place, [store] if store.bridged_for is None else stores)
+            indexes = indexes_of(place, stores)
             lock_indexes(indexes, place, locks)
             wanted = needed_digests(store, references_of(place, [store], indexes))
             store.tidy()

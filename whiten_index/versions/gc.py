@@ -107,15 +107,15 @@ def gc_store(
     removed, kept = Counter[str](leftovers=0, segments=0, parts=0), Counter[str]()
     with contextlib.ExitStack() as locks:
         if not dry_run:
-            lock_stores(place, stores, locks)
+            there = lock_stores(place, stores, locks)
             # A migration may have begun meanwhile.
-            stores = [each for each in stores if each in settled_stores(every, ended)]
+            stores = [each for each in there if each in settled_stores(every, ended)]
         # Others are collected if one has no record, as after a first encode that was interrupted.
         unrecorded = [each for each in stores if lacks_record(each)]
         cleaned = [each for each in stores if each not in unrecorded] or stores
         users = {index: stores_of(index, place, every) for index in named}
         files = {each.file for each in forgotten}
-        used_by = list(dict.fromkeys([*indexes_of(place, stores, but=files), *named]))
+        used_by = list(dict.fromkeys([*indexes_of(place, every, but=files), *named]))
         require_gone(forgotten, used_by)
         if not dry_run:
             lock_indexes(used_by, place, locks)
@@ -143,7 +143,7 @@ def gc_store(
                 store.remove()
             # Last, so that the same command can be run again if it dies before.
             for store, file in itertools.product(every, files):
-                if store not in unnamed:
+                if store.bridged_for is None:
                     store.indexes.forget(file)
     return GcReport(
         store=str(place),
@@ -231,6 +231,8 @@ def _needed_segments(
     try:
         wanted = needed_digests(store, references)
     except ArtifactError as error:
+        if store.bridged_for is not None:
+            return set(names)
         raise ArtifactError(
             f"a file of needed digests is damaged or missing: mount its disk ({error})"
         ) from error
@@ -244,7 +246,9 @@ def _needed_segments(
         if len(rows := rows[rows >= 0]):
             rows_of[name] = rows
             times[rows] += 1
-    if lacking := len(wanted) - int(np.count_nonzero(times[table.find(keys)])):
+    lacking = len(wanted) - int(np.count_nonzero(times[table.find(keys)]))
+    # Mapped rows can be made again, and their removal may have been cut off.
+    if lacking and store.bridged_for is None:
         raise ArtifactError(
             f"{store.damaged()} is damaged or missing: {lacking:,} of {len(wanted):,} needed rows "
             "are in no segment, so that nothing is removed; mount its disk, or see how to mend it "

@@ -50,6 +50,7 @@ from whiten_index.artifacts.manifest import (
 )
 from whiten_index.artifacts.object_store import Tag
 from whiten_index.artifacts.storage import LOCAL, Place, Storage
+from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, FormatError, StorageError
 from whiten_index.paths import as_place
 from whiten_index.versions.version_manifest import (
@@ -269,12 +270,19 @@ def require_own_current(root: Path, mirror: Storage = LOCAL) -> None:
         )
 
 
+def model_of(fields: Mapping[str, Any]) -> str:
+    """Return the fingerprint of a version's encoder, of a bridged one that of the new model."""
+    spec = recorded_spec(fields["encoder"])
+    found: str = fields["encoder_fingerprint"] if spec is None else spec.fingerprint
+    return found
+
+
 def withdrawn_facts(root: Path, name: str) -> WithdrawnFacts:
     """Return what is kept of a version that is withdrawn, nothing if it cannot be read."""
     try:
         fields = read_version(root / VERSIONS / name).fields
-        encoder, corpus = fields["encoder_fingerprint"], fields["corpus"]["fingerprint"]
-        return {"encoder": encoder, "corpus": corpus, "identity": fields["identity"]}
+        corpus, identity = fields["corpus"]["fingerprint"], fields["identity"]
+        return {"encoder": model_of(fields), "corpus": corpus, "identity": identity}
     except (ArtifactError, FormatError):
         return {}
 

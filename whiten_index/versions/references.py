@@ -21,7 +21,7 @@ from whiten_index.artifacts.storage import LOCAL, Place, Storage, settled
 from whiten_index.corpus.batches import DIGEST_BYTES
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
 from whiten_index.paths import cut, is_uri
-from whiten_index.store.embedding_store import EmbeddingStore, holds_encoder
+from whiten_index.store.embedding_store import EmbeddingStore, encoder_folders, holds_encoder
 from whiten_index.store.notes import RegisteredIndex
 from whiten_index.store.records import CorpusRecord
 from whiten_index.versions.published import (
@@ -69,14 +69,20 @@ def is_index(place: Place) -> bool:
     return any(there) or any(map(version_number, mirror.names(folder / VERSIONS)))
 
 
-def lock_stores(root: Place, stores: Iterable[EmbeddingStore], locks: contextlib.ExitStack) -> None:
-    """Let nobody else write to a store."""
+def lock_stores(
+    root: Place, stores: Collection[EmbeddingStore], locks: contextlib.ExitStack
+) -> list[EmbeddingStore]:
+    """Let nobody else write to stores; return them without mapped rows that are gone by now."""
     for store in stores:
         locks.enter_context(only_writer(store.folder, what="store"))
     locks.enter_context(marked(root, CLEANER))
     for store in stores:
         # What was listed before may be gone by now.
         store.look_again()
+    gone = [each for each in stores if each.bridged_for is not None and not each.is_there()]
+    for store in gone:
+        store.remove()  # its folder was made again for the lock
+    return [each for each in stores if each not in gone]
 
 
 def lock_indexes(indexes: Iterable[Place], root: Place, locks: contextlib.ExitStack) -> None:
@@ -94,8 +100,10 @@ def indexes_of(
     root: Place, stores: Iterable[EmbeddingStore], *, but: Collection[Path] = ()
 ) -> list[Place]:
     """Return the indexes that are built from a store, and the one around it, each once."""
+    # With the folder of mapped rows, which may go at any time, none is registered.
+    lasting = (store for store in stores if store.bridged_for is None)
     known = [
-        each for store in stores for each in store.indexes.registered() if each.file not in but
+        each for store in lasting for each in store.indexes.registered() if each.file not in but
     ]
     for each in known:
         require_at_its_place(each, root)
@@ -154,7 +162,8 @@ def registered_as(
     root: Place, stores: Iterable[EmbeddingStore], forget: Collection[Place]
 ) -> list[RegisteredIndex]:
     """Return the entries in the registers of stores of the indexes to forget."""
-    known = [each for store in stores for each in store.indexes.registered()] if forget else []
+    lasting = (store for store in stores if store.bridged_for is None)
+    known = [each for store in lasting for each in store.indexes.registered()] if forget else []
     found = list[RegisteredIndex]()
     for index in forget:
         # The last link of a path is not followed.
@@ -196,12 +205,14 @@ def stores_of(
             f"--index {index} was not built from {root}: no version of it has embeddings of an "
             "encoder in that store; check both paths"
         )
-    if lacking := sum(sum(map(store.missing_rows, own.distinct_parts)) for store, own in uses):
+    lasting = [store for store in stores if store.bridged_for is None]
+    needed = [(store, own) for store, own in uses if store in lasting]
+    if lacking := sum(sum(map(store.missing_rows, own.distinct_parts)) for store, own in needed):
         raise ArtifactError(
             f"{index} is not registered: {root} lacks {lacking:,} rows that its versions need; "
             "name the store that it was built from"
         )
-    return list(dict.fromkeys(store for store, _ in uses))
+    return list(dict.fromkeys(store for store, _ in needed)) or lasting
 
 
 def settled_stores(
@@ -332,11 +343,6 @@ def open_store(
 ) -> EmbeddingStore:
     """Open the store that a version was built from."""
     encoder = fields["encoder_fingerprint"]
-    if "bridge" in fields:
-        remedy = (
-            "it is of a bridged version: to make another, run whiten-index migrate again as "
-            f"before; or give the migration up: whiten-index migrate {root} --give-up"
-        )
     places = [given] if given is not None else list(dict.fromkeys(store_places(root, fields)))
     damage: ArtifactError | None = None
     for place in places:
@@ -349,6 +355,11 @@ def open_store(
     if damage is not None:
         # It is there, and what is wrong with it says what to do.
         raise damage
+    if "bridge" in fields and any(map(encoder_folders, places)):
+        remedy = (
+            "it is of a bridged version: to make another, run whiten-index migrate again as "
+            f"before; or give the migration up: whiten-index migrate {root} --give-up"
+        )
     raise ArtifactError(
         f"{reader} reads the store of raw embeddings of encoder {encoder[:8]}, and there is none "
         f"in {' or '.join(cut(str(place), most=200) for place in places)}; {remedy}"

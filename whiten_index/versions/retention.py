@@ -21,6 +21,7 @@ from whiten_index.versions.published import (
     Current,
     Version,
     current_or_none,
+    model_of,
     put_current,
     read_current,
     read_version,
@@ -388,9 +389,7 @@ def bridged_versions(index: Place, encoders: Collection[str]) -> list[str]:
     return [
         name
         for name, fields in found.items()
-        if "bridge" in fields
-        and (model := recorded_spec(fields["encoder"])) is not None
-        and model.fingerprint in encoders
+        if "bridge" in fields and model_of(fields) in encoders
     ]
 
 

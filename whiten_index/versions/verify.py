@@ -20,6 +20,7 @@ from whiten_index.store.digest_index import DigestIndex
 from whiten_index.store.embedding_store import (
     EmbeddingStore,
     encoder_folders,
+    open_stores,
     read_store,
     require_encoder_folders,
 )
@@ -45,6 +46,7 @@ from whiten_index.versions.references import (
     Reference,
     corpus_record,
     index_around,
+    indexes_of,
     is_index,
     require_at_its_place,
     store_places,
@@ -304,6 +306,11 @@ class _StoreCheck(_Check):
         with self.checking("manifests", folder / MANIFEST, self._again):
             recorded = read_store(folder, self.mirror)
             encoder, bridged_for = recorded["encoder"], recorded.get("bridged_for")
+            if bridged_for is not None:
+                self._again = (
+                    "run whiten-index migrate --bridge again, which makes another version, or "
+                    "whiten-index prune, which removes the one that has these rows, then gc"
+                )
         self.store = EmbeddingStore(root, encoder, folder.name, bridged_for=bridged_for)
         # Digests of the rows of sound segments.
         self._sound = dict[str, NDArray[np.uint8]]()
@@ -350,6 +357,10 @@ class _StoreCheck(_Check):
                     self.notes.append(_reason(error))
         if around := index_around(self.root):
             indexes[around] = None
+        if self.store.bridged_for is not None:
+            # They are registered with other rows, whose check tells what is wrong there.
+            with contextlib.suppress(ArtifactError, StorageError):
+                indexes |= dict.fromkeys(indexes_of(self.root, open_stores(self.root)))
         for index, mirror in map(place_of, indexes):
             remedy = f"verify {index}, which says more"
             with self.checking("indexes", index / CURRENT, remedy, counted=False):
