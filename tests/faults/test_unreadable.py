@@ -195,6 +195,15 @@ def test_nothing_goes_where_the_disk_of_the_versions_is_not_mounted(
     place.assert_all_there()
 
 
+def assert_gc_stops(store: Path, folder: Path, why: str) -> None:
+    """It says why, and leaves every file of a folder as it is."""
+    before = files_of(folder)
+    status, _, stderr = run("gc", store, "--keep-days", 0)
+    assert status == ARTIFACT
+    assert_one_error(stderr, match=why)
+    assert files_of(folder) == before
+
+
 @pytest.mark.parametrize("inside", [(), ("lost+found",)])
 def test_gc_stops_where_a_registered_index_is_an_empty_mount_point(
     tmp_path: Path, inside: tuple[str, ...]
@@ -204,15 +213,11 @@ def test_gc_stops_where_a_registered_index_is_an_empty_mount_point(
     build(out, corpus, store=str(store))
     (record,) = store.glob("*/corpora/*.json")
     record.unlink()
-    needed = files_of(store)
     out.rename(tmp_path / "away")
     out.mkdir()
     for name in inside:
         (out / name).mkdir()
-    status, _, stderr = run("gc", store, "--keep-days", 0)
-    assert status == ARTIFACT
-    assert_one_error(stderr, match=f"{out}, an index built from {store}, is not there")
-    assert files_of(store) == needed
+    assert_gc_stops(store, store, f"{out}, an index built from {store}, is not there")
 
 
 @pytest.mark.parametrize("name", ["segments", "digests"])
@@ -220,22 +225,15 @@ def test_gc_stops_where_what_is_needed_is_not_there(place: Place, name: str) -> 
     folder = place.folder(name)
     folder.rename(place.out.parent / "away")
     folder.mkdir()
-    before = files_of(place.out)
-    status, _, stderr = run(*place.command("gc"))
-    assert status == ARTIFACT
-    assert_one_error(stderr, match="damaged or missing.*mount its disk")
-    assert files_of(place.out) == before
+    assert_gc_stops(place.store, place.out, "damaged or missing.*mount its disk")
 
 
 @pytest.mark.parametrize("name", ["my-backup", ".hidden", "000001-0123456789ab.bak"])
 def test_a_version_under_a_strange_name_stops_gc(place: Place, name: str) -> None:
     strange = place.out / "versions" / name
     place.version(0).rename(strange)
-    before = files_of(place.out)
-    status, _, stderr = run(*place.command("gc"))
-    assert status == ARTIFACT
-    assert_one_error(stderr, match=f"{strange} is a link to a version or has the name of none")
-    assert files_of(place.out) == before
+    why = f"{strange} is a link to a version or has the name of none"
+    assert_gc_stops(place.store, place.out, why)
 
 
 def test_a_record_under_another_name_stops_gc(tmp_path: Path) -> None:
@@ -244,11 +242,8 @@ def test_a_record_under_another_name_stops_gc(tmp_path: Path) -> None:
     assert run("encode", corpus, "--store", tmp_path / "store", *options)[0] == 0
     (record,) = (tmp_path / "store").glob("*/corpora/*.json")
     record.rename(record.with_name(f".{record.name}.bak"))
-    before = files_of(tmp_path / "store")
-    status, _, stderr = run("gc", tmp_path / "store", "--keep-days", 0)
-    assert status == 5
-    assert f".{record.name}.bak is damaged: it is the record of another corpus" in stderr
-    assert files_of(tmp_path / "store") == before
+    why = f".{record.name}.bak is damaged: it is the record of another corpus"
+    assert_gc_stops(tmp_path / "store", tmp_path / "store", why)
 
 
 @needs_strace

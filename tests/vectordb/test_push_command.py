@@ -39,13 +39,13 @@ def push(index: Path, *more: str) -> tuple[int, str, str]:
 def test_json(index: Path, server: Server) -> None:
     status, out, _ = push(index, "--json", "--k", "3", "--dtype", "float16", "--check", "5")
     assert status == 0
-    told = json.loads(out)
-    assert (told["mode"], told["k"], told["dtype"], told["notes"]) == ("all", 3, "float16", [])
-    assert told["check"]["compared"] == 5
+    seen = json.loads(out)
+    assert (seen["mode"], seen["k"], seen["dtype"], seen["notes"]) == ("all", 3, "float16", [])
+    assert seen["check"]["compared"] == 5
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (("--option", SECRET), "takes NAME=VALUE"),
         (("--option", f"={SECRET}"), "takes NAME=VALUE"),
@@ -53,10 +53,10 @@ def test_json(index: Path, server: Server) -> None:
     ],
 )
 def test_options_that_cannot_be_read(
-    index: Path, server: Server, options: tuple[str, ...], told: str
+    index: Path, server: Server, options: tuple[str, ...], message: str
 ) -> None:
     status, out, error = push(index, *options)
     assert status == 2
-    assert told in error
+    assert message in error
     assert SECRET not in out + error
     assert server.published is server.pending is None

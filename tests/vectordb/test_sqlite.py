@@ -39,6 +39,12 @@ def user(file: Path) -> Iterator[Any]:
     connection.close()
 
 
+def execute(file: Path, *given: Any) -> None:
+    """Execute an order as the user of a file does."""
+    with closing(apsw.Connection(str(file))) as mine:
+        mine.execute(*given)
+
+
 def kept(**more: Any) -> Rows:
     return Rows.make(k=16, n=pa.array(range(300)), lang=pa.array(["en", "de", "fr"] * 100), **more)
 
@@ -118,10 +124,8 @@ def test_readers_go_on_beside_a_push(address: str, file: Path, user: Any) -> Non
 
 
 def test_a_file_of_the_user_keeps_its_mode_and_tables(address: str, file: Path) -> None:
-    mine = apsw.Connection(str(file))
-    mine.execute("PRAGMA journal_mode = WAL")
-    mine.execute("CREATE TABLE mine AS SELECT 1 AS one")
-    mine.close()
+    execute(file, "PRAGMA journal_mode = WAL")
+    execute(file, "CREATE TABLE mine AS SELECT 1 AS one")
     with open_writer(address, "docs") as writer:
         kept().fill(writer)
         writer.remove()
@@ -174,8 +178,7 @@ def test_a_file_that_was_vacuumed(address: str, file: Path) -> None:
     with open_writer(address, "docs") as writer:
         rows.fill(writer)
         rows.change(writer, rows.take(range(50, 100)), rows.take(range(50)), gone=range(100))
-    with closing(apsw.Connection(str(file))) as mine:
-        mine.execute("VACUUM")
+    execute(file, "VACUUM")
     with open_writer(address, "docs") as writer:
         rows.assert_held(writer)
         rows.assert_found(writer)
@@ -211,8 +214,7 @@ def test_what_no_push_made_is_left_alone(address: str, file: Path, made: str) ->
 def test_descriptions_of_others(address: str, file: Path, text: str) -> None:
     rows = kept()
     rows.push_to(address)
-    with closing(apsw.Connection(str(file))) as mine:
-        mine.execute("UPDATE whiten_index_tables SET description = ?", (text,))
+    execute(file, "UPDATE whiten_index_tables SET description = ?", (text,))
     with pytest.raises(DatabaseError, match="that no push made"):
         rows.push_to(address)
 
@@ -234,17 +236,15 @@ ENDLESS = "WITH RECURSIVE x(a) AS (SELECT 1 UNION ALL SELECT a + 1 FROM x)"
 def test_views_and_columns_of_others_are_not_read(address: str, file: Path, order: str) -> None:
     kept().push_to(address)
     name = pushed_version(address, "docs").name
-    with closing(apsw.Connection(str(file))) as mine:
-        mine.execute(order.format(ENDLESS, name))
+    execute(file, order.format(ENDLESS, name))
     with pytest.raises(DatabaseError, match="that no push made"):
         pushed_version(address, "docs")
 
 
 def test_a_column_of_others_that_has_any_length_is_not_read(address: str, file: Path) -> None:
-    with closing(apsw.Connection(str(file))) as mine:
-        column = "description AS (hex(zeroblob(99999999)))"
-        mine.execute(f"CREATE TABLE whiten_index_tables (name, pending, {column})")
-        mine.execute("INSERT INTO whiten_index_tables VALUES ('docs', 0)")
+    column = "description AS (hex(zeroblob(99999999)))"
+    execute(file, f"CREATE TABLE whiten_index_tables (name, pending, {column})")
+    execute(file, "INSERT INTO whiten_index_tables VALUES ('docs', 0)")
     with pytest.raises(DatabaseError, match="table or view whiten_index_tables that no push made"):
         pushed_version(address, "docs")
 
@@ -262,8 +262,7 @@ def test_a_column_of_others_that_has_any_length_is_not_read(address: str, file: 
 def test_what_users_added_is_not_lost(address: str, file: Path, order: str, added: str) -> None:
     kept().push_to(address)
     name = pushed_version(address, "docs").name
-    with closing(apsw.Connection(str(file))) as mine:
-        mine.execute(order.format(name))
+    execute(file, order.format(name))
     message = f"what its users added, .* would lack: {added}; drop that"
     with open_writer(address, "docs") as writer:
         with pytest.raises(DatabaseError, match=message):
@@ -276,8 +275,7 @@ def test_what_users_added_is_not_lost(address: str, file: Path, order: str, adde
 def test_views_that_users_dropped_are_made_again(address: str, file: Path, full: bool) -> None:
     rows = kept()
     rows.push_to(address)
-    with closing(apsw.Connection(str(file))) as mine:
-        mine.execute("DROP VIEW docs; DROP VIEW docs_rows")
+    execute(file, "DROP VIEW docs; DROP VIEW docs_rows")
     with open_writer(address, "docs") as writer:
         if full:
             rows.fill(writer)
@@ -313,9 +311,8 @@ def test_changes_leave_a_column_of_users(address: str, file: Path) -> None:
     with open_writer(address, "docs") as writer:
         old.fill(writer)
         name = writer.published().name
-        with closing(apsw.Connection(str(file))) as mine:
-            mine.execute(f"ALTER TABLE {name}_rows ADD COLUMN mine")
-            mine.execute(f"UPDATE {name}_rows SET mine = 1")
+        execute(file, f"ALTER TABLE {name}_rows ADD COLUMN mine")
+        execute(file, f"UPDATE {name}_rows SET mine = 1")
         after.change(writer, put, gone=[7])
         after.assert_held(writer)
     with closing(apsw.Connection(str(file))) as mine:
@@ -325,12 +322,12 @@ def test_changes_leave_a_column_of_users(address: str, file: Path) -> None:
 
 def test_triggers_of_others_do_not_run(address: str, file: Path) -> None:
     kept().push_to(address)
-    with closing(apsw.Connection(str(file))) as mine:
-        for event in ("INSERT", "DELETE"):
-            mine.execute(
-                f"CREATE TRIGGER t{event} AFTER {event} ON whiten_index_tables BEGIN "
-                f"SELECT count(*) FROM ({ENDLESS} SELECT a FROM x); END"
-            )
+    for event in ("INSERT", "DELETE"):
+        execute(
+            file,
+            f"CREATE TRIGGER t{event} AFTER {event} ON whiten_index_tables BEGIN "
+            f"SELECT count(*) FROM ({ENDLESS} SELECT a FROM x); END",
+        )
     kept(seed=2).push_to(address)
     kept(seed=2).assert_held_at(address)
 
