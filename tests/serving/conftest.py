@@ -45,6 +45,7 @@ class Server:
 
 
 Serve = Callable[..., Server]
+Make = Callable[..., Path]
 
 
 def corpus(
@@ -71,12 +72,20 @@ def build(out: Path, source: Path, model: Path, **options: Any) -> Path:
 
 
 @pytest.fixture(scope="session")
-def index(
-    tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tiny_words: tuple[str, ...]
-) -> Path:
+def make(tiny_model: Path, tiny_words: tuple[str, ...]) -> Make:
+    """Return ``make(out, seed=0, columns={}, **options)``, of a corpus next to ``out``."""
+
+    def made(out: Path, seed: int = 0, columns: Any = None, **options: Any) -> Path:
+        source = corpus(out.with_name(f"c{out.name}"), tiny_words, seed=seed, **(columns or {}))
+        return build(out, source, tiny_model, **options)
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def index(tmp_path_factory: pytest.TempPathFactory, make: Make) -> Path:
     """An index of texts. Do not write to it."""
-    folder = tmp_path_factory.mktemp("served")
-    return build(folder / "docs", corpus(folder / "c", tiny_words), tiny_model)
+    return make(tmp_path_factory.mktemp("served") / "docs")
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ from starlette.testclient import TestClient
 
 from tests.helpers import builds
 from tests.helpers.builds import build_of, random_rows
-from tests.serving.conftest import ROWS, K, Serve, Server, build, corpus
+from tests.serving.conftest import ROWS, K, Make, Serve, Server
 from whiten_index import QueryTransform, open_index
 from whiten_index.cli import cli
 from whiten_index.errors import ArtifactError, ConfigError
@@ -75,13 +75,8 @@ def test_a_search_finds_what_the_library_finds(client: httpx.Client, index: Path
     assert [hit["id"] for hit in like] == [hit.id for hit in opened.search_like("d7", top_k=3)]
 
 
-def test_candidates_are_ranked_again_if_the_index_was_opened_so(
-    index: Path, tmp_path: Path, tiny_model: Path, tiny_words: tuple[str, ...]
-) -> None:
-    coarse = build(
-        tmp_path / "o", corpus(tmp_path / "c", tiny_words), tiny_model, factory="PQ2x4",
-        store=str(tmp_path / "st"),
-    )  # fmt: skip
+def test_candidates_are_ranked_again_if_the_index_was_opened_so(tmp_path: Path, make: Make) -> None:
+    coarse = make(tmp_path / "o", factory="PQ2x4", store=str(tmp_path / "st"))
     exact = open_index(coarse, rerank=ROWS).search(TEXT, top_k=5)
     rough = open_index(coarse, rerank=0).search(TEXT, top_k=5)
     assert [hit.id for hit in exact] != [hit.id for hit in rough]
@@ -100,15 +95,9 @@ def test_candidates_are_ranked_again_if_the_index_was_opened_so(
 
 
 def test_one_store_is_named_for_those_of_several_indexes_that_it_is_of(
-    tmp_path: Path, tiny_model: Path, tiny_words: tuple[str, ...], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = [
-        build(
-            tmp_path / name, corpus(tmp_path / f"c{name}", tiny_words, seed=seed), tiny_model,
-            store=str(tmp_path / f"s{name}"),
-        )
-        for seed, name in enumerate("ab")
-    ]  # fmt: skip
+    made = [make(tmp_path / n, seed, store=str(tmp_path / f"s{n}")) for seed, n in enumerate("ab")]
     (tmp_path / "sa").rename(tmp_path / "moved")
     moved = str(tmp_path / "moved")
     with asking(*made, rerank=ROWS, store=moved) as client:
@@ -220,12 +209,10 @@ def test_times_have_one_form_on_the_server_the_command_line_and_in_runs(tmp_path
         assert hits[0]["columns"] == wanted
 
 
-def test_a_store_that_moved_is_named_for_the_comparison(
-    tmp_path: Path, tiny_model: Path, tiny_words: tuple[str, ...]
-) -> None:
+def test_a_store_that_moved_is_named_for_the_comparison(tmp_path: Path, make: Make) -> None:
     options = {"store": str(tmp_path / "st"), "whiten": "none", "k": None, "keep": ("score",)}
-    source = corpus(tmp_path / "c", tiny_words, score=[np.nan, 1.0, np.inf] * (ROWS // 3))
-    out = build(tmp_path / "o", source, tiny_model, **options)
+    columns = {"score": [np.nan, 1.0, np.inf] * (ROWS // 3)}
+    out = make(tmp_path / "o", columns=columns, **options)
     (tmp_path / "st").rename(tmp_path / "moved")
     with asking(out, store=str(tmp_path / "moved")) as client:
         answer = client.post("/v1/compare", json={"text": TEXT}).json()
@@ -261,11 +248,9 @@ def test_versions_of_two_models_answer_side_by_side(migrated: Path) -> None:
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
 def test_a_comparison_of_passages_is_by_document(
-    tmp_path: Path, tiny_model: Path, tiny_words: tuple[str, ...], similarity: str
+    tmp_path: Path, make: Make, similarity: str
 ) -> None:
-    source = corpus(tmp_path / "c", tiny_words)
-    options = {"passage_tokens": 6, "similarity": similarity, "keep": ("lang",)}
-    out = build(tmp_path / "o", source, tiny_model, **options)
+    out = make(tmp_path / "o", passage_tokens=6, similarity=similarity, keep=("lang",))
     exact = open_index(out, rerank=4 * ROWS, rerank_by="embeddings").search(TEXT, top_k=10)
     own = open_index(out).search(TEXT, top_k=10)
     with asking(out) as client:
@@ -427,9 +412,9 @@ def test_without_memory_the_comparison_has_no_raw_column(index: Path) -> None:
 
 
 def test_two_indexes_of_one_model_share_its_encoder(
-    index: Path, tmp_path: Path, tiny_model: Path, tiny_words: tuple[str, ...]
+    index: Path, tmp_path: Path, make: Make
 ) -> None:
-    other = open_index(build(tmp_path / "out", corpus(tmp_path, tiny_words, seed=1), tiny_model))
+    other = open_index(make(tmp_path / "out", seed=1))
     rows = random_rows(dim=K)
     table = pa.table({"id": range(len(rows)), "e": list(rows)})
     another = build_of(table, tmp_path / "columns", whiten="whitening", k=2)
@@ -458,19 +443,15 @@ def test_queries_at_once_are_encoded_together_and_answered_each(client: httpx.Cl
 
 @pytest.fixture(scope="module")
 def changing(
-    serve: Serve,
-    tmp_path_factory: pytest.TempPathFactory,
-    tiny_model: Path,
-    tiny_words: tuple[str, ...],
+    serve: Serve, tmp_path_factory: pytest.TempPathFactory, make: Make
 ) -> tuple[Path, Server]:
     """An index that tests change, and a server that follows it."""
-    folder = tmp_path_factory.mktemp("changing")
-    out = build(folder / "o", corpus(folder / "c", tiny_words), tiny_model)
+    out = make(tmp_path_factory.mktemp("changing") / "o")
     return out, serve(out, "--reload-seconds", 0.1)
 
 
 def test_versions_come_and_go_without_a_failed_or_mixed_answer(
-    changing: tuple[Path, Server], tmp_path: Path, tiny_model: Path, tiny_words: tuple[str, ...]
+    changing: tuple[Path, Server], make: Make
 ) -> None:
     out, server = changing
     stop, seen, failures = threading.Event(), set[tuple[str, str]](), list[str]()
@@ -494,10 +475,10 @@ def test_versions_come_and_go_without_a_failed_or_mixed_answer(
     for thread in threads:
         thread.start()
     first = server.until(ready)["version"]
-    build(out, corpus(tmp_path / "c", tiny_words, seed=1), tiny_model)
+    make(out, seed=1)
     assert server.until(lambda client: ready(client)["version"] != first)
     second = server.until(ready)["version"]
-    build(out, corpus(tmp_path / "c", tiny_words, seed=2), tiny_model, k=4)
+    make(out, seed=2, k=4)
     assert server.until(lambda client: ready(client)["version"] != second)
     rollback(out, to=first)
     assert server.until(lambda client: ready(client)["version"] == first)
