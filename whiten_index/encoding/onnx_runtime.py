@@ -7,7 +7,6 @@ index shows that. Layers below the last, heads and decoders need torch.
 import mmap
 import os
 import re
-from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -27,7 +26,6 @@ from whiten_index.errors import ConfigError, EncoderError, first_line, require_i
 _FILES = ("onnx/model.onnx", "model.onnx")
 # The name of a file of tensors, with its length before it: seven bits a byte, the lowest first.
 _NAMED = re.compile(rb"\n\x08location\x12([\x01-\x7f]|[\x80-\xff][\x01-\x7f])", re.DOTALL)
-_FLOATS = {1: "<f4", 10: "<f2", 11: "<f8"}  # types of weights, by their numbers in ONNX
 _INPUTS = {"input_ids", "attention_mask", "token_type_ids"}
 
 
@@ -115,57 +113,18 @@ def _session(folder: ModelFolder, threads: int | None) -> Any:
     require_regular(path)
     with loading_model(str(path), folder.root):
         # Else they are mapped, and what is written to them later would show.
-        with path.open("rb") as file:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        named = set[bytes]()
-        for found in _NAMED.finditer(data):
-            length = sum((each & 127) << 7 * place for place, each in enumerate(found[1]))
-            named.add(data[found.end() : found.end() + length])
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            named = set[bytes]()
+            for found in _NAMED.finditer(data):
+                length = sum((each & 127) << 7 * place for place, each in enumerate(found[1]))
+                named.add(data[found.end() : found.end() + length])
         files = {name: inside(path.parent, name) for name in map(os.fsdecode, sorted(named))}
         files = {name: file for name, file in files.items() if is_file(file)}
         tensors = [read_bytes(each, limit=each.stat().st_size) for each in files.values()]
         options.add_external_initializers_from_files_in_memory(
             list(files), tensors, list(map(len, tensors))
         )
-        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        held = dict(zip(map(os.fsencode, files), tensors, strict=True))
-        finite = all(_below_infinity(memoryview(data), held))
-    if not finite:
-        raise EncoderError(f"{path} has weights that are not finite; use another model")
-    return session
-
-
-def _below_infinity(model: memoryview, held: Mapping[bytes, bytes]) -> Iterator[bool]:
-    """Yield whether the weights of a model are below infinity; a mask may be of minus infinity."""
-    for tensor in (each for graph in _parts(model, 7) for each in _parts(graph, 5)):
-        if (kind := _FLOATS.get(next(_parts(tensor, 2), 0))) is None:
-            continue
-        parts = _parts(tensor, 4, 9, 10)
-        pairs = (_parts(each, 1, 2) for each in _parts(tensor, 13))
-        apart = {bytes(name): bytes(value) for name, value in pairs}
-        if (file := held.get(apart.get(b"location", b""))) is not None:
-            start = int(apart.get(b"offset", 0))
-            parts = iter([file[start : start + int(apart.get(b"length", len(file)))]])
-        yield from (bool((np.frombuffer(part, kind) < np.inf).all()) for part in parts)
-
-
-def _parts(message: memoryview, *fields: int) -> Iterator[Any]:
-    """Yield the integers, or parts, that a message of protobuf has in some fields."""
-    at = 0
-    while at < len(message):
-        key, at = _integer(message, at)
-        if (size := {1: 8, 5: 4}.get(key & 7)) is None:
-            size, at = _integer(message, at)
-        end = at + size if key & 7 else at
-        if key >> 3 in fields:
-            yield message[at:end] if key & 7 else size
-        at = end
-
-
-def _integer(message: memoryview, at: int) -> tuple[int, int]:
-    """Return the integer at a place, seven bits a byte, and the place behind it."""
-    end = next(each for each in range(at, at + 10) if message[each] < 128) + 1
-    return sum((each & 127) << 7 * n for n, each in enumerate(message[at:end])), end
+        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
 def _pool(
