@@ -16,6 +16,9 @@ Layout below the root, one folder an encoder::
         indexes/<fingerprint>.json        place of an index built from here
         registered/<fingerprint>.json     the same again
 
+Rows that a migration mapped to the space of an encoder are in such a folder of their own, whose
+name is a digest of encoder, map and index. Only versions of the index need them.
+
 A row is known by the digest of its text and of the type that it is kept in, so that it is found
 again under any file name, id or metadata column, and in whichever segment it is.
 """
@@ -469,7 +472,9 @@ class EmbeddingStore(Segments):
                 self.mirror.fetch_all(chain(segments, files))
 
     def save_corpus(self, record: CorpusRecord, *, index: Place | None = None) -> None:
-        """Write the record of a corpus, replacing an earlier one."""
+        """Write the record of a corpus, replacing an earlier one; mapped rows have none."""
+        if self.bridged_for is not None:
+            return
         path, owner = self._corpus_path(record.source), owner_of(index)
         before = self._owner_of(path)
         both = owner if before in (None, owner) else ""
@@ -527,10 +532,7 @@ class EmbeddingStore(Segments):
         """Return the files with the records of corpora, hidden ones and copies among them.
 
         No record is passed over for its name, since the segments that only it names would go.
-        Mapped rows are only kept for versions.
         """
-        if self.bridged_for is not None:
-            return []
         return [self._corpora / name for name in self.mirror.names(self._corpora, "*.json*")]
 
     def record(self, name: str) -> CorpusRecord:

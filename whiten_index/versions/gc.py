@@ -31,6 +31,7 @@ from whiten_index.versions.references import (
     lock_stores,
     needed_digests,
     references_of,
+    registered,
     registered_as,
     require_gone,
     settled_stores,
@@ -101,7 +102,11 @@ def gc_store(
     named = [settled(required_place(index)) for index in indexes]
     gone = [each if is_uri(each) else require_path(each) for each in forget]
     every = open_stores(place)
-    forgotten = registered_as(place, every, gone)
+    known = registered(every) if gone else []
+    forgotten = registered_as(place, known, gone)
+    ids = {each.id for each in forgotten} - {None}
+    # An update registered what had moved.
+    named += [settled(each.place) for each in known if each.id in ids and each not in forgotten]
     ended = () if named else {each.place for each in forgotten}
     stores = settled_stores(every, ended)
     removed, kept = Counter[str](leftovers=0, segments=0, parts=0), Counter[str]()

@@ -100,11 +100,7 @@ def indexes_of(
     root: Place, stores: Iterable[EmbeddingStore], *, but: Collection[Path] = ()
 ) -> list[Place]:
     """Return the indexes that are built from a store, and the one around it, each once."""
-    # With the folder of mapped rows, which may go at any time, none is registered.
-    lasting = (store for store in stores if store.bridged_for is None)
-    known = [
-        each for store in lasting for each in store.indexes.registered() if each.file not in but
-    ]
+    known = [each for each in registered(stores) if each.file not in but]
     for each in known:
         require_at_its_place(each, root)
     # One that was moved and linked to its old place is registered by both.
@@ -158,12 +154,19 @@ def _is_gone(index: RegisteredIndex) -> bool:
         raise
 
 
-def registered_as(
-    root: Place, stores: Iterable[EmbeddingStore], forget: Collection[Place]
-) -> list[RegisteredIndex]:
-    """Return the entries in the registers of stores of the indexes to forget."""
+def registered(stores: Iterable[EmbeddingStore]) -> list[RegisteredIndex]:
+    """Return all entries in the registers of stores.
+
+    With the folder of mapped rows, which may go at any time, no index is registered.
+    """
     lasting = (store for store in stores if store.bridged_for is None)
-    known = [each for store in lasting for each in store.indexes.registered()] if forget else []
+    return [each for store in lasting for each in store.indexes.registered()]
+
+
+def registered_as(
+    root: Place, known: Collection[RegisteredIndex], forget: Collection[Place]
+) -> list[RegisteredIndex]:
+    """Return those of the known entries that are of the indexes to forget."""
     found = list[RegisteredIndex]()
     for index in forget:
         # The last link of a path is not followed.
