@@ -111,12 +111,6 @@ def test_one_store_is_named_for_those_of_several_indexes_that_it_is_of(
     (tmp_path / "moved").rename(tmp_path / "sa")
     with pytest.raises(ArtifactError, match=r"^a: .*there is none in .*nothing"):
         asking(*made, rerank=ROWS, store=nothing)
-    for places in (made, made[:1]):  # the comparison reads it, too
-        with pytest.raises(ArtifactError, match=r"^a: the comparison .*there is none in .*nothing"):
-            asking(*places, store=nothing)
-    with asking(*made, store=str(tmp_path / "sa")) as client:
-        answer = client.post("/v1/compare", json={"index": "b", "text": TEXT}).json()
-        assert answer["note"] is None
     with caplog.at_level("INFO", "whiten_index.serving"):
         asking(*made, rerank=ROWS, store=str(tmp_path / "sa"))
     messages = [each.getMessage() for each in caplog.records]

@@ -59,14 +59,20 @@ class Comparison:
                 f"the comparison with raw embeddings would hold {needed:,} bytes and may hold "
                 f"{most_bytes:,}; raise --compare-memory"
             )
-        embeddings = embeddings_of(opened, place, store)
+        found = open_store(
+            place, bundle.manifest, given=store, reader="the comparison", remedy=_REMEDY
+        )
+        record = corpus_record(bundle.source)
+        if record.rows != rows:
+            raise ArtifactError(f"the index has {rows} rows and its record {record.rows}")
+        embeddings = CorpusEmbeddings(found, record)
         held, raw_scale = np.empty((rows, dim), np.float32), np.empty(rows, np.float32)
         lengths, start = {k: np.empty(rows, np.float32) for k in ks}, 0
         for some in embeddings.blocks():
             x = some.astype(np.float64)
             if not np.isfinite(x).all():
                 raise ArtifactError(
-                    f"the store of {place} holds NaN or infinity; encode the corpus again"
+                    f"the store {found.place} holds NaN or infinity; encode the corpus again"
                 )
             part = slice(start, start + len(x))
             taken = unit_rows(x) if fit.normalize_input else x
@@ -111,21 +117,6 @@ class Comparison:
         else:
             found = best(None, min(top_k, rows))
         return hits_of(bundle, found[0][0], found[1][0])
-
-
-def embeddings_of(opened: Opened, place: Path | str, store: Path | str | None) -> CorpusEmbeddings:
-    """Return the raw embeddings of a version; none is read, but all are looked for."""
-    bundle = opened.bundle
-    found = open_store(place, bundle.manifest, given=store, reader="the comparison", remedy=_REMEDY)
-    record = corpus_record(bundle.source)
-    if record.rows != len(bundle):
-        raise ArtifactError(f"the index has {len(bundle)} rows and its record {record.rows}")
-    if any(map(found.missing_rows, record.distinct_parts)):
-        raise ArtifactError(
-            f"the store {found.place} does not hold the corpus of the index ({found.damaged()} is "
-            f"missing or damaged); {_REMEDY}"
-        )
-    return CorpusEmbeddings(found, record)
 
 
 def _whole(opened: Opened) -> Whitening:

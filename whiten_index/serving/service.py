@@ -28,7 +28,7 @@ from whiten_index.search.query_encoder import require_texts
 from whiten_index.search.search_index import Hit, Hits, Opened, SearchIndex, open_index
 from whiten_index.serving.batcher import Batcher, Job
 from whiten_index.serving.bodies import CompareBody, EmbeddingsBody, SearchBody
-from whiten_index.serving.comparison import Comparison, embeddings_of
+from whiten_index.serving.comparison import Comparison
 from whiten_index.serving.metrics import Metrics
 from whiten_index.serving.serve_options import ServeOptions
 from whiten_index.versions.published import split_version
@@ -72,11 +72,6 @@ class ServedIndex:
         self._index = self._with_store(opened)
         if refusing := self._refusing():
             raise ConfigError(refusing)
-        if options.store is not None and self.opened.reranker is None:
-            try:
-                embeddings_of(self.opened, self.place, options.store)
-            except ArtifactError as error:
-                self.store_fault = ArtifactError(f"{name}: {error}")
         for each in others:
             self._index.share_encoder(each._index)
         if self.encodes:
