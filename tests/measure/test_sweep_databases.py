@@ -183,11 +183,12 @@ def test_a_disk_that_fails_is_no_property_of_a_form(
         build(writer, held, layout)
 
     build, out = SqliteWriter._build, tmp_path / "out"
-    sweep = asked(corpus, out, "--in", f"sqlite://{tmp_path}/s.db", "--codecs", "float32")
+    both = ("--in", f"sqlite://{tmp_path}/s.db", "--in", f"duckdb://{tmp_path}/d.duckdb")
+    sweep = asked(corpus, out, *both, "--codecs", "float32")
     with monkeypatch.context() as failing:
         failing.setattr(SqliteWriter, "_build", fail)
         fails(10, "points were not measured", *sweep)
-    assert {point["k"] for point in points_of(out).values()} == {8}
+    assert {point["k"] for point in points_of(out).values()} == {8, DIM}
     said = json.loads(succeed(*sweep, "--json"))
     assert (said["measured"], said["skipped"]) == (1, {})
 

@@ -225,9 +225,17 @@ def test_a_migration_of_an_index_that_is_gone_does_not_hold_gc_off(
         assert gc_store(migration.store, keep_days=0).segments == 0
         assert compaction.compact_store(migration.store).removed == 0
     # One that moved needs what was encoded, under its new place.
-    other.rename(moved)
-    update_index(UpdateConfig(index=str(moved), corpus=(migration.less(2_900),)))
-    for options in ({"forget": [other]}, {}):
+    away = migration.folder / "away"
+    other.rename(away)
+    update_index(UpdateConfig(index=str(away), corpus=(migration.less(2_900),)))
+    away.rename(moved)
+    with pytest.raises(ArtifactError, match=f"{away}, an index .* is not there"):
+        gc_store(migration.store, forget=[other])
+    moved.rename(away)
+    assert gc_store(migration.store, forget=[other], keep_days=0).segments == 0
+    away.rename(moved)
+    options: dict[str, Any]
+    for options in ({"indexes": [moved], "forget": [away]}, {}):
         assert gc_store(migration.store, **options, keep_days=0).segments == 0
     # So does one that moved back, or has another id at the same place.
     moved.rename(other)

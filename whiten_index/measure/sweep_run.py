@@ -22,7 +22,7 @@ from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.corpus.batches import ID
 from whiten_index.encoding.spec import recorded_spec
-from whiten_index.errors import ConfigError, CorpusError, named, require_config
+from whiten_index.errors import ConfigError, CorpusError, DatabaseError, named, require_config
 from whiten_index.evaluation.judgements import JudgedQueries, read_judged
 from whiten_index.evaluation.metrics import require_evaluator
 from whiten_index.index.exact import Rows, Vectors
@@ -166,6 +166,7 @@ def _measured(
             if why is None or run.skipped.get(key) != why:
                 results.append({**record, "run": run.run, "time": _now()})
 
+    failed = list[DatabaseError]()
     for address in config.databases:
         inside = DatabaseSweep(config, address)
         settings, _ = inside.settings(**shape)
@@ -173,7 +174,13 @@ def _measured(
         release = inside.engine_release()
         run = results.start(_header(config, dataset, (address, release)))
         records = inside.measure(dataset, set(run.by_key), stages)
-        take(run, records, wanted)
+        try:
+            take(run, records, wanted)
+        except DatabaseError as error:
+            # The other databases are measured first.
+            failed.append(error)
+    if failed:
+        raise failed[0]
     if not config.databases:
         points, lacking = grid(config, **shape)
         first = _header(config, dataset)

@@ -26,6 +26,7 @@ from whiten_index.versions.published import read_index_id, read_published
 from whiten_index.versions.references import (
     Reference,
     indexes_of,
+    is_at_its_place,
     lacks_record,
     lock_indexes,
     lock_stores,
@@ -106,7 +107,8 @@ def gc_store(
     forgotten = registered_as(place, known, gone)
     ids = {each.id for each in forgotten} - {None}
     # An update registered what had moved.
-    named += [settled(each.place) for each in known if each.id in ids and each not in forgotten]
+    moved = (each for each in known if each.id in ids and each not in forgotten)
+    named += [settled(each.place) for each in moved if is_at_its_place(each)]
     ended = () if named else {each.place for each in forgotten}
     stores = settled_stores(every, ended)
     removed, kept = Counter[str](leftovers=0, segments=0, parts=0), Counter[str]()

@@ -121,7 +121,7 @@ def index_around(root: Place) -> Place | None:
 
 def require_at_its_place(index: RegisteredIndex, root: Place) -> None:
     """Check that the needs of an index can be read."""
-    if _is_at_its_place(index):
+    if is_at_its_place(index):
         return
     place = index.place
     # An empty folder may be where a disk is mounted at other times.
@@ -135,7 +135,8 @@ def require_at_its_place(index: RegisteredIndex, root: Place) -> None:
     )
 
 
-def _is_at_its_place(index: RegisteredIndex) -> bool:
+def is_at_its_place(index: RegisteredIndex) -> bool:
+    """Return whether an index is where it is registered, and not another one."""
     if is_uri(index.place):
         return is_index(index.place)
     folder = Path(index.place)
@@ -147,7 +148,7 @@ def _is_at_its_place(index: RegisteredIndex) -> bool:
 def _is_gone(index: RegisteredIndex) -> bool:
     """Return whether an index that the user calls gone is, as its bucket may be too."""
     try:
-        return not _is_at_its_place(index)
+        return not is_at_its_place(index)
     except StorageError as error:
         if is_without_bucket(error):
             return True
