@@ -35,20 +35,22 @@ class _Answers(BaseHTTPRequestHandler):
         host = self.headers["Host"].partition(":")[0]
         self.hosts.append(f"{host} with secret" if SIGNATURE in str(self.headers) else host)
         if how == "asked":
-            self._answer(200, json.dumps([[*self.ranges], self.hosts]).encode())
+            self._answer(200, json.dumps([self.ranges, self.hosts]).encode())
             return
         wanted = self.headers.get("Range")
         self.ranges[self.path] = self.ranges.get(self.path, 0) + (wanted is not None)
         fails = not after or (wanted is not None and self.ranges[self.path] > int(after))
         fails = fails and how != "sound"
-        tags = {"ETag": '"1"'} if how != "dated" else {}
+        tags = {"ETag": '"1"'} if how not in ("dated", "bare") else {}
         if how in ("dated", "tagged"):
             later = self.ranges[self.path] > int(after)
             tags["Last-Modified"] = f"Mon, 01 Jan 2024 00:00:0{1 + later} GMT"
-        if not fails or how in ("whole", "dated", "tagged"):
+        if not fails or how in ("whole", "dated", "tagged", "bare"):
             whole = how == "whole" or wanted is None
             first, last = (0, None) if whole else map(int, wanted[6:].split("-"))
             data = self.data[first : None if last is None else last + 1]
+            if how == "bare" and fails:
+                data = data.replace(b"parquet-cpp", b"parquet-cqq")
             self._answer(200 if whole else 206, data, **tags)
         elif how == "moved":
             self._answer(302, b"", Location=f"/403/x.parquet?X-Amz-Signature={SIGNATURE}")
@@ -113,8 +115,8 @@ def _encode(source: str, store: Path) -> tuple[int, str]:
     return status, stderr.strip()
 
 
-def _asked(address: str) -> tuple[list[str], list[str]]:
-    """Return the paths and the hosts that were asked for, and whether with a secret."""
+def _asked(address: str) -> tuple[dict[str, int], list[str]]:
+    """Return how many ranges of paths were asked for; and of what hosts, and with a secret."""
     with urllib.request.urlopen(f"{address}/asked") as answer:
         paths, hosts = json.load(answer)
     return paths, hosts
@@ -123,7 +125,7 @@ def _asked(address: str) -> tuple[list[str], list[str]]:
 def test_a_number_sign_is_part_of_a_name(address: str, tmp_path: Path) -> None:
     status, said = _encode(f"{address}/sound/x#1.parquet", tmp_path / "store")
     assert status == 0, said
-    assert _asked(address)[0] == ["/sound/x%231.parquet"]
+    assert [*_asked(address)[0]] == ["/sound/x%231.parquet"]
 
 
 _KEY = {"X-Api-Key": SIGNATURE}
@@ -250,6 +252,17 @@ def test_a_glob_at_a_server_that_refuses_is_not_empty(address: str, tmp_path: Pa
     status, said = _encode(f"{address}/403/*.parquet", tmp_path / "store")
     assert status == DISK
     assert "403, message='Forbidden'" in said
+
+
+def test_a_file_that_changes_at_a_server_without_tags_and_dates(
+    address: str, tmp_path: Path
+) -> None:
+    """Its footer is read again after all of its rows."""
+    place = "bare-after-999/x.parquet"
+    assert _encode(f"{address}/{place}", tmp_path / "store")[0] == 0
+    count = _asked(address)[0][f"/{place}"]
+    status, said = _encode(f"{address}/bare-after-{count - 1}/x.parquet", tmp_path / "other")
+    assert (status, "x.parquet changed while it was read" in said) == (CORPUS, True)
 
 
 @pytest.mark.parametrize("how", ["404", "dated", "tagged"])

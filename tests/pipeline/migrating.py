@@ -103,9 +103,8 @@ class Migration:
         return migrate_index(MigrateConfig(**_plain({**given, **options})), progress=progress)
 
     def bridged(self) -> list[Path]:
-        """Return the folders of the mapped rows of bridged versions."""
-        found = self.store.glob("*/manifest.json")
-        return sorted(each.parent for each in found if "bridged_for" in each.read_text())
+        """Return the folders of the rows of bridged versions."""
+        return sorted(self.store.glob("bridged-*"))
 
     def versions(self) -> list[str]:
         return [each.name for each in list_versions(self.index)]

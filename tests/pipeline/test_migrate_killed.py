@@ -61,9 +61,8 @@ class Place(faults_place.Place):
         return "--model", self.root / "model", "--pooling", "mean", "--device", "cpu"
 
     def bridged(self) -> list[str]:
-        """Return the manifests of the folders of mapped rows."""
-        found = Path(self.store).glob("*/manifest.json")
-        return [str(each) for each in found if "bridged_for" in each.read_text()]
+        """Return the folders of the rows of bridged versions."""
+        return list(map(str, Path(self.store).glob("bridged-*")))
 
     def start(self, run: str) -> int:
         """Run a command in this process; return its status."""
@@ -111,7 +110,7 @@ def try_run(place: Place, run: str, operations: Operations, share: float) -> Non
     def ended() -> list[int]:
         count_encoded(os.open(encoded, os.O_CREAT | os.O_WRONLY | os.O_APPEND))
         again = ["update"] if run == "update" else []
-        # The last removes the mapped rows of a bridged version, which readers may have had open.
+        # The last removes the rows of a bridged version, which readers may have had open.
         found = [place.start(each) for each in (*again, "last", "last")]
         return [*found, place.run("verify", place.index)]
 

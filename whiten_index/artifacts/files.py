@@ -52,7 +52,10 @@ _WORDS["can't start new thread"] = errno.EAGAIN
 # Arrow and Python do not say why; every file that is read here is a regular one.
 _WORDS |= dict.fromkeys(("error stat()ing file", "File or stream is not seekable"), errno.EIO)
 # Allocators of torch, for a GPU too, of ONNX Runtime and of C++.
-_MEMORY = "out of memory|DefaultCPUAllocator|Failed to allocate memory|bad_alloc|bad allocation"
+_MEMORY = (
+    "out of memory|DefaultCPUAllocator|Failed to allocate memory|bad_alloc|bad allocation|"
+    "CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
+)
 _WORDS |= dict.fromkeys(_MEMORY.split("|"), errno.ENOMEM)
 # A missing path; ENOTDIR is the answer below a file, ELOOP of a link to itself.
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)

@@ -282,6 +282,8 @@ Number = Annotated[float, Strict()]
 Flag = Annotated[bool, Strict()]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+# Of an encoder, or of the bridged rows of a migration.
+EncoderName = Annotated[str, StringConstraints(pattern=r"^(bridged-)?[0-9a-f]{32}$")]
 FileName = Annotated[str, AfterValidator(_inside)]
 
 

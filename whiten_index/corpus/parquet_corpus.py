@@ -153,7 +153,7 @@ class ParquetCorpus:
             CorpusError: one was written to since the corpus was opened, or is gone.
         """
         with ThreadPoolExecutor(_FILE_THREADS) as pool:
-            list(pool.map(SourceFile.require_unchanged, self.files))
+            list(pool.map(_require_unchanged, self.files))
 
     def batches(self) -> Iterator[TextBatch | EmbeddingBatch]:
         """Yield the whole corpus, one batch a shard; see ``require_unchanged``."""
@@ -345,6 +345,14 @@ class ParquetCorpus:
                 f"none of the {seen} rows read can be used ({seen} filtered); check the row filter"
             )
         raise CorpusError(f"every value of {column} is null; name a column that holds embeddings")
+
+
+def _require_unchanged(file: SourceFile) -> None:
+    if file.identity is not None and file.identity.modified is None:
+        # Its server gives neither tag nor date: the footer may show a change.
+        with unchanged(file), file.open() as source:
+            open_parquet(file, source).close(force=True)
+    file.require_unchanged()
 
 
 def _read_footer(

@@ -96,6 +96,10 @@ _TABLED = (
     "ctrl", "distilbert", "flaubert", "marian", "pegasus", "roformer", "xlm", "autoformer",
     "informer", "time_series_transformer",
 )  # fmt: skip
+# Of these, tokens that are attended to at once are given by configurations.
+_WINDOWED = (
+    "big_bird", "bigbird_pegasus", "led", "longformer", "longt5", "minimax", "mpt", "reformer",
+)  # fmt: skip
 _TABLE_NUMBERS, _TABLE_WIDTH = 1 << 23, 1024
 _ELSEWHERE = re.compile(r"""--|['"][/.]""")  # another repository, or a path, in names of classes
 # These count positions from the padding index on, which is 1 unless they say so.
@@ -333,10 +337,13 @@ def _require_own_code(name: str, config: Mapping[str, Any], *, consent: bool) ->
             f"config.json of model {name} sets use_tpu_fourier_optimizations, by which it takes "
             "texts of one length alone; set it to false, which gives the same embeddings"
         )
-    tabled = any(each in _TABLED for each in _named(config, "model_type"))
+    families = set(_named(config, "model_type"))
+    tabled, windowed = families.intersection(_TABLED), families.intersection(_WINDOWED)
     widths = (each for each in _named(config, *_WIDTHS, "emb_dim") if isinstance(each, int))
     rows = _TABLE_NUMBERS // max(_TABLE_WIDTH, *widths)
     for what, (keys, most) in _LIMITS.items():
+        if what.startswith("tokens") and not windowed:
+            continue
         most = rows if tabled and what == "positions" else most
         named = (v if isinstance(v, list) else [v] for v in _named(config, *keys))
         said = [each for values in named for each in values if isinstance(each, int)]

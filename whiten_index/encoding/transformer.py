@@ -73,7 +73,13 @@ def load_transformer(
         encoder = unmapped(encoder.to(device).eval())
         with torch.inference_mode():
             # A wrong value of the configuration may be noticed no sooner.
-            encoder(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=device))
+            tokens = torch.zeros(1, 2, dtype=torch.int64, device=device)
+            width = encoder(input_ids=tokens).last_hidden_state.shape[-1]
+    if width != folder.hidden_size:
+        raise EncoderError(
+            f"{spec.model} gives states of {width:,} numbers, and its config.json says "
+            f"{folder.hidden_size:,}; choose a model whose states are as wide"
+        )
     require_finite(spec.model, encoder)
     # Poolers are left out of many checkpoints and never used here.
     missing = sorted(key for key in loading["missing_keys"] if "pooler" not in key)

@@ -171,11 +171,10 @@ def _measured(
         inside = DatabaseSweep(config, address)
         settings, _ = inside.settings(**shape)
         wanted = {point.key for each in settings for point in each.points(dataset.rows)}
-        release = inside.engine_release()
-        run = results.start(_header(config, dataset, (address, release)))
-        records = inside.measure(dataset, set(run.by_key), stages)
         try:
-            take(run, records, wanted)
+            release = inside.engine_release()
+            run = results.start(_header(config, dataset, (address, release)))
+            take(run, inside.measure(dataset, set(run.by_key), stages), wanted)
         except DatabaseError as error:
             # The other databases are measured first.
             failed.append(error)

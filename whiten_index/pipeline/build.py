@@ -53,7 +53,7 @@ def build_index(
             ``whiten_index.cli.terminal.Bars()`` shows a bar on a terminal and in a notebook.
         facts: further fields of the version's manifest.
         registered: whether ``gc`` of the store asks for the index, as not for one removed at once.
-        bridged: the mapped rows of a migration, of which the index is made.
+        bridged: the bridged rows of a migration, of which the index is made.
 
     Returns:
         Version, counts, choice of the transform and bytes; ``to_json()`` has all of them.

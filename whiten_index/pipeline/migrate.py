@@ -47,7 +47,13 @@ from whiten_index.pipeline.shard_encoding import shard_work
 from whiten_index.pipeline.update_config import MigrateConfig, UpdateConfig
 from whiten_index.progress import Progress, Stages
 from whiten_index.search.query_encoder import query_embeddings
-from whiten_index.store.embedding_store import EmbeddingStore, open_stores
+from whiten_index.store.embedding_store import (
+    BRIDGED,
+    EmbeddingStore,
+    bridged_folders,
+    open_stores,
+    remove_bridged,
+)
 from whiten_index.store.notes import owner_of
 from whiten_index.store.sampling import CorpusEmbeddings, ids_of
 from whiten_index.store.segments import digests_name
@@ -307,9 +313,8 @@ def _bridged_store(
     base: BaseVersion, new: EmbeddingStore, bridge: Bridge, length: float, stages: Stages
 ) -> EmbeddingStore:
     """Return a store in which rows are those of the new model, or of the old one, mapped."""
-    index = _digest_of_index(base)
-    identity = fingerprint({"encoder": new.fingerprint, "bridge": bridge.digest, "index": index})
-    store = EmbeddingStore.create(new.place, new.encoder, identity, bridged_for=index)
+    identity = fingerprint({"encoder": new.fingerprint, "bridge": bridge.digest})
+    store = EmbeddingStore.create(new.place, new.encoder, f"{_bridged(base)}{identity[:24]}")
     dtype = base.config.dtype_kept()
     with stages.stage("bridge", base.record.rows) as watcher:
         for part in base.record.parts:
@@ -324,8 +329,9 @@ def _bridged_store(
     return store
 
 
-def _digest_of_index(base: BaseVersion) -> str:
-    return fingerprint({"index": owner_of(base.config.out_place)})
+def _bridged(base: BaseVersion) -> str:
+    """Return the beginning of the names of an index's bridged rows."""
+    return f"{BRIDGED}{fingerprint({'index': owner_of(base.config.out_place)})[:8]}"
 
 
 def _remove_bridged(base: BaseVersion, new: EmbeddingStore, *, but: Collection[str]) -> None:
@@ -338,13 +344,12 @@ def _remove_bridged(base: BaseVersion, new: EmbeddingStore, *, but: Collection[s
         locks.enter_context(marked(root, CLEANER))
         if isinstance(root, Path):
             remove_killed(root)
-        stores = open_stores(root)
         # A copy of the index may have published a version of the same rows.
-        for index in (settled(base.config.out_place), *indexes_of(root, stores)):
+        for index in (settled(base.config.out_place), *indexes_of(root, open_stores(root))):
             kept.add(read_published(index).fields["encoder_fingerprint"])
-        for store in stores:
-            if store.bridged_for == _digest_of_index(base) and store.fingerprint not in kept:
-                store.remove()
+        for folder in bridged_folders(root):
+            if folder.name.startswith(_bridged(base)) and folder.name not in kept:
+                remove_bridged(root, folder.name)
 
 
 def _bridged_build(target: BuildConfig, base: BaseVersion, store: EmbeddingStore) -> BuildConfig:

@@ -107,7 +107,7 @@ class BuildReport:
 def register(encoded: EncodeReport, out: Place) -> None:
     """Register an index with the store that it is built from, or note that it cannot be.
 
-    Not with the folder of mapped rows, which goes with the bridged version.
+    Not with the folder of bridged rows, which goes with their version.
     """
     store = encoded.store if encoded.work is None else encoded.work.store
     index_id = None if is_uri(out) else ensure_index_id(Path(out))

@@ -16,8 +16,9 @@ Layout below the root, one folder an encoder::
         indexes/<fingerprint>.json        place of an index built from here
         registered/<fingerprint>.json     the same again
 
-Rows that a migration mapped to the space of an encoder are in such a folder of their own, whose
-name is a digest of encoder, map and index. Only versions of the index need them.
+The rows of a bridged version of a migration are in such a folder of their own, ``bridged-<digest of
+the index, the encoder and the map>``. Only versions need them: it has no records of corpora, no
+index is registered with it, and it can be made again.
 
 A row is known by the digest of its text and of the type that it is kept in, so that it is found
 again under any file name, id or metadata column, and in whichever segment it is.
@@ -31,7 +32,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, NotRequired
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -57,8 +58,8 @@ from whiten_index.artifacts.files import (
     writing,
 )
 from whiten_index.artifacts.limits import LimitError, canonical_json, check_expanded, read_unpacked
-from whiten_index.artifacts.lock import require_marks
-from whiten_index.artifacts.manifest import Digest, Schema, Sealed
+from whiten_index.artifacts.lock import only_writer, require_marks
+from whiten_index.artifacts.manifest import EncoderName, Schema, Sealed
 from whiten_index.artifacts.storage import Place, Storage
 from whiten_index.corpus.arrow_types import read_documents
 from whiten_index.corpus.batches import DIGEST_BYTES
@@ -74,6 +75,9 @@ from whiten_index.whitening.moments import Moments
 # Folders of the files of parts, and the ending of these.
 _DIGESTS, _ROWS, _END = "digests", "rows", ".zst"
 _PART_FILE = re.compile(rf"[0-9a-f]{{32}}{_END}")
+# In the name of a folder of rows that a migration mapped to the space of a new model.
+BRIDGED = "bridged-"
+_BRIDGED_NAME = re.compile(rf"{BRIDGED}[0-9a-f]{{32}}")
 # Rows of small parts whose moments are taken together.
 _ROWS_TOGETHER = 1024
 
@@ -82,9 +86,7 @@ class StoreManifest(Sealed):
     """Manifest of the folder of an encoder."""
 
     encoder: EncoderFacts
-    fingerprint: Digest
-    # Of rows that a migration mapped to the space of the encoder: digest of the migrated index.
-    bridged_for: NotRequired[Digest]
+    fingerprint: EncoderName
 
 
 SCHEMA = Schema("store", 1, StoreManifest)
@@ -98,8 +100,6 @@ class EmbeddingStore(Segments):
             of the copies on this machine.
         mirror: the bucket, if there is one.
         encoder: the encoder as JSON values.
-        bridged_for: digest of the index whose migration mapped rows of an older model to the space
-            of this encoder; they are in a folder of their own. Else None.
         folder: this encoder's folder.
         results: choices, samples and runtimes that are remembered.
         indexes: registry of the indexes built from here.
@@ -118,22 +118,20 @@ class EmbeddingStore(Segments):
         encoder: Mapping[str, Any],
         fingerprint: str,
         verify: bool = True,
-        bridged_for: str | None = None,
     ) -> None:
         self.root, mirror = place_of(root)
         super().__init__(self.root / fingerprint, mirror, encoder.get("dim"), verify=verify)
-        self.encoder, self.bridged_for = dict(encoder), bridged_for
+        self.encoder = dict(encoder)
         self._compared = False  # whether the encoder's canary was compared here
         self.results = ResultCache(self.folder, self.mirror)
         self.indexes = IndexRegistry(self.folder, self.mirror)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        given = self.place, self.encoder, self.fingerprint, self.verify, self.bridged_for
-        return EmbeddingStore, given
+        return EmbeddingStore, (self.place, self.encoder, self.fingerprint, self.verify)
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the encoder, or of the encoder and a bridge to it."""
+        """Fingerprint of the encoder, or name of bridged rows."""
         return self.folder.name
 
     @property
@@ -143,12 +141,7 @@ class EmbeddingStore(Segments):
 
     @classmethod
     def create(
-        cls,
-        root: Path | str,
-        encoder: Mapping[str, Any],
-        fingerprint: str,
-        *,
-        bridged_for: str | None = None,
+        cls, root: Path | str, encoder: Mapping[str, Any], fingerprint: str
     ) -> "EmbeddingStore":
         """Open the store of an encoder, making it where it is new.
 
@@ -156,7 +149,7 @@ class EmbeddingStore(Segments):
             StorageError: the folder cannot be written.
             EncoderError: a model behind an API is no longer the one that filled it.
         """
-        store = cls(root, encoder, fingerprint, bridged_for=bridged_for)
+        store = cls(root, encoder, fingerprint)
         with writing(store.folder):
             if not (store.mirror.uri or exists(store.folder)):
                 # Whole or not at all: without a manifest, nobody would clean it.
@@ -171,8 +164,7 @@ class EmbeddingStore(Segments):
         return store
 
     def _fields(self) -> dict[str, Any]:
-        also = {} if self.bridged_for is None else {"bridged_for": self.bridged_for}
-        return SCHEMA.headed(encoder=self.encoder, fingerprint=self.fingerprint, **also)
+        return SCHEMA.headed(encoder=self.encoder, fingerprint=self.fingerprint)
 
     def _record_encoder(self, encoder: Mapping[str, Any]) -> None:
         """Write the encoder into the manifest, with the canary that was recorded first."""
@@ -213,7 +205,7 @@ class EmbeddingStore(Segments):
         A damaged one is written again, but for a model behind an API: what that gave is not known.
         """
         try:
-            return read_store(self.folder, self.mirror)["encoder"]
+            return read_encoder(self.folder, self.mirror)
         except ArtifactError:
             there = self.mirror.holds(self.folder / manifest.MANIFEST)
             if there and isinstance(recorded_spec(self.encoder), RemoteSpec):
@@ -230,7 +222,8 @@ class EmbeddingStore(Segments):
             ArtifactError: no store is there, it is damaged, or several encoders are in it.
         """
         place, mirror = place_of(root)
-        folders = mirror.folders(place) if fingerprint is None else [place / fingerprint]
+        folders = [each for each in mirror.folders(place) if not _is_bridged(each)]
+        folders = folders if fingerprint is None else [place / fingerprint]
         if not mirror.uri:
             for each in folders:
                 require_target(each / manifest.MANIFEST)
@@ -242,7 +235,7 @@ class EmbeddingStore(Segments):
                 + "; check the path, or fill one with: whiten-index encode CORPUS --store DIR"
             )
         if len(folders) > 1:
-            found = [(read_store(folder, mirror)["encoder"], folder.name[:8]) for folder in folders]
+            found = [(read_encoder(folder, mirror), folder.name[:8]) for folder in folders]
             names = ", ".join(f"{e.get('model', e.get('column'))} {name}" for e, name in found)
             raise ArtifactError(
                 f"{root} holds embeddings of {len(folders)} encoders ({names}); name the corpus "
@@ -250,9 +243,7 @@ class EmbeddingStore(Segments):
             )
         # A bucket is not listed twice.
         there = mirror if isinstance(mirror, BucketStorage) else place
-        recorded = read_store(folders[0], mirror)
-        bridged_for = recorded.get("bridged_for")
-        return cls(there, recorded["encoder"], folders[0].name, verify, bridged_for)
+        return cls(there, read_encoder(folders[0], mirror), folders[0].name, verify)
 
     def tidy(self) -> int:
         """Remove unfinished files of a writer that died; return how many there were.
@@ -261,17 +252,6 @@ class EmbeddingStore(Segments):
         """
         folders = (self.folder, *filter(is_folder, list_folder(self.folder)))
         return sum(map(remove_leftovers, folders))
-
-    def is_there(self) -> bool:
-        """Return whether the folder has its manifest."""
-        return self.mirror.holds(self.folder / manifest.MANIFEST)
-
-    def remove(self) -> None:
-        """Remove the whole folder; in a bucket last the manifest, by which it is found again."""
-        if isinstance(self.mirror, BucketStorage):
-            inside = {name.partition("/")[0] for name in self.mirror.sizes(self.folder)}
-            self.mirror.remove(*(self.folder / each for each in inside - {manifest.MANIFEST}))
-        self.mirror.remove(self.folder)
 
     def write_digests(self, digests: NDArray[np.uint8]) -> str:
         """Keep the digests (n, 16) of the texts of a part; return the name of the file."""
@@ -472,8 +452,8 @@ class EmbeddingStore(Segments):
                 self.mirror.fetch_all(chain(segments, files))
 
     def save_corpus(self, record: CorpusRecord, *, index: Place | None = None) -> None:
-        """Write the record of a corpus, replacing an earlier one; mapped rows have none."""
-        if self.bridged_for is not None:
+        """Write the record of a corpus, replacing an earlier one; bridged rows have none."""
+        if _is_bridged(self.folder):
             return
         path, owner = self._corpus_path(record.source), owner_of(index)
         before = self._owner_of(path)
@@ -563,20 +543,16 @@ def _not_of_part(path: Path, part: CorpusPart) -> ArtifactError:
     )
 
 
-def read_store(folder: Path, mirror: Storage) -> StoreManifest:
-    """Return what the folder of an encoder says of itself; refuse a damaged one."""
+def read_encoder(folder: Path, mirror: Storage) -> EncoderFacts:
+    """Return the encoder that a folder of a store is of."""
     mirror.latest(folder / manifest.MANIFEST)
-    try:
-        found = manifest.read_manifest(folder, SCHEMA)
-        if (name := found["fingerprint"]) == folder.name:
-            return found
-        why = f"{folder / manifest.MANIFEST} is damaged: it is of {name}; {manifest.REMEDY}"
-    except ArtifactError as error:
-        why = str(error)
-    raise ArtifactError(
-        f"{why}; or, if its rows are those of a bridged version of a migration, remove {folder}: "
-        "the next migrate --bridge makes others"
-    )
+    found = manifest.read_manifest(folder, SCHEMA)
+    if found["fingerprint"] != folder.name:
+        raise ArtifactError(
+            f"{folder / manifest.MANIFEST} is damaged: it is of the encoder "
+            f"{found['fingerprint']}; {manifest.REMEDY}"
+        )
+    return found["encoder"]
 
 
 def _as_bytes(documents: pa.Table) -> bytes:
@@ -612,9 +588,38 @@ def encoder_folders(root: Place) -> list[Path]:
     return [
         folder
         for folder in mirror.folders(place)
-        if any(mirror.holds(folder / name) for name in (manifest.MANIFEST, "segments"))
-        or mirror.names(folder / "segments")
+        if not _is_bridged(folder)
+        and (
+            any(mirror.holds(folder / name) for name in (manifest.MANIFEST, "segments"))
+            or mirror.names(folder / "segments")
+        )
     ]
+
+
+def bridged_folders(root: Place) -> list[Path]:
+    """Return the folders of bridged rows in a store, damaged ones among them."""
+    place, mirror = place_of(root)
+    return list(filter(_is_bridged, mirror.folders(place)))
+
+
+def _is_bridged(folder: Path) -> bool:
+    return _BRIDGED_NAME.fullmatch(folder.name) is not None
+
+
+def remove_bridged(root: Place, name: str) -> None:
+    """Remove a folder of bridged rows; in a bucket last its manifest, by which it is found again.
+
+    Raises:
+        BusyError: another process writes there.
+        StorageError: it cannot be removed; the next gc removes the rest.
+    """
+    place, mirror = place_of(root)
+    folder = place / name
+    with only_writer(folder, what="store"):
+        if isinstance(mirror, BucketStorage):
+            inside = {each.partition("/")[0] for each in mirror.sizes(folder)}
+            mirror.remove(*(folder / each for each in inside - {manifest.MANIFEST}))
+        mirror.remove(folder)
 
 
 def holds_encoder(root: Place, fingerprint: str) -> bool:

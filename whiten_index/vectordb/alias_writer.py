@@ -113,8 +113,10 @@ class AliasWriter(DatabaseWriter):
 
     def _discard(self, held: Stored | None) -> None:  # noqa: ARG002
         self._drop_all(self._staged())
+        if self._collections_folder is None:
+            return
         there = self._collections()
-        for each in list_folder(self._collections_folder) if self._collections_folder else ():
+        for each in list_folder(self._collections_folder):
             # A killed engine leaves folders that it does not list.
             if re.fullmatch(self._form, each.name) and each.name not in there:
                 remove_path(each)

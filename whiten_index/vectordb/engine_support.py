@@ -154,7 +154,7 @@ def require_engine_file(
         # A log is written in its place, and may end meanwhile.
         with suppress(FileNotFoundError), reading(beside):
             if end and is_file(beside) and beside.stat().st_nlink > 1:
-                raise _is_link(beside)
+                raise _is_link(beside, "a copy of it in its place")
     if not make and size_of(real) == 0:
         raise _not_there(shown)
     return file, shown
@@ -168,14 +168,11 @@ def _require_plain(path: Path) -> None:
 def require_no_link(path: Path) -> None:
     """Refuse a place that an engine writes to if it leads elsewhere."""
     if is_link(path):
-        raise _is_link(path)
+        raise _is_link(path, "what it leads to in its place, or remove it")
 
 
-def _is_link(path: Path) -> ConfigError:
-    return ConfigError(
-        f"{path} is a link, through which the engine would write; put a copy of what it leads to "
-        "in its place, or remove it"
-    )
+def _is_link(path: Path, remedy: str) -> ConfigError:
+    return ConfigError(f"{path} is a link, through which the engine would write; put {remedy}")
 
 
 def _not_there(address: str) -> DatabaseError:

@@ -19,12 +19,12 @@ from whiten_index.store.embedding_store import EmbeddingStore, open_stores
 from whiten_index.store.segments import Segment
 from whiten_index.versions.references import (
     indexes_of,
+    is_being_filled,
     lacks_record,
     lock_indexes,
     lock_stores,
     needed_digests,
     references_of,
-    settled_stores,
 )
 
 # A segment of fewer rows than this share of a full one is joined with others.
@@ -83,12 +83,11 @@ def compact_store(root: Place, *, segment_rows: int = SHARD_ROWS) -> CompactRepo
     counts = Counter[str](rows=0, written=0, removed=0, damaged=0)
     before, after = Counter[str](segments=0, bytes=0), Counter[str](segments=0, bytes=0)
     stores = open_stores(place)
-    # Mapped rows go when their version is pruned.
-    free = [each for each in settled_stores(stores) if each.bridged_for is None]
+    free = list(itertools.filterfalse(is_being_filled, stores))
     for store in list(itertools.filterfalse(lacks_record, free)) or free:
         with contextlib.ExitStack() as locks:
             lock_stores(place, [store], locks)
-            if store not in settled_stores(stores):
+            if is_being_filled(store):
                 # A migration has begun meanwhile.
                 continue
             indexes = indexes_of(place, stores)

@@ -13,13 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import remove_killed, require_path
-from whiten_index.artifacts.cached_storage import required_place
+from whiten_index.artifacts.cached_storage import place_of, required_place
 from whiten_index.artifacts.files import is_link
 from whiten_index.artifacts.storage import Place, settled
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.paths import is_uri, shown
 from whiten_index.store.digest_index import HashTable, digest_keys
-from whiten_index.store.embedding_store import EmbeddingStore, open_stores
+from whiten_index.store.embedding_store import (
+    EmbeddingStore,
+    bridged_folders,
+    open_stores,
+    remove_bridged,
+)
 from whiten_index.store.notes import CHOICES, SAMPLES, UNFINISHED, RegisteredIndex, owner_of
 from whiten_index.store.records import CorpusPart
 from whiten_index.versions.published import read_index_id, read_published
@@ -27,6 +32,7 @@ from whiten_index.versions.references import (
     Reference,
     indexes_of,
     is_at_its_place,
+    is_being_filled,
     lacks_record,
     lock_indexes,
     lock_stores,
@@ -35,7 +41,6 @@ from whiten_index.versions.references import (
     registered,
     registered_as,
     require_gone,
-    settled_stores,
     stores_of,
 )
 
@@ -52,7 +57,7 @@ class GcReport:
     dry_run: bool  # whether nothing was removed
     segments: int  # removed
     parts: int  # files of digests, of ids and kept columns, and of remembered results, removed
-    bridged: int  # folders of mapped rows, of bridged versions, removed
+    bridged: int  # folders of the rows of bridged versions, removed
     leftovers: int  # unfinished files of writers that died, removed
     bytes: int  # freed, those of leftovers not counted
     kept: dict[str, int]  # kind -> how many of it stay; `recent` of them stay for their age alone
@@ -75,7 +80,7 @@ def gc_store(
     built from it. Segments younger than ``keep_days`` stay too: they may be of an encode that was
     interrupted. From a bucket, only digests are read, and files of which copies here differ.
 
-    Mapped rows of a bridged version stay until that version is pruned, and no migration of this
+    The rows of a bridged version stay until that version is pruned, and no migration of this
     store's indexes is under way.
 
     Args:
@@ -108,15 +113,17 @@ def gc_store(
     ids = {each.id for each in forgotten} - {None}
     # An update registered what had moved.
     moved = (each for each in known if each.id in ids and each not in forgotten)
-    named += [settled(each.place) for each in moved if is_at_its_place(each)]
-    ended = () if named else {each.place for each in forgotten}
-    stores = settled_stores(every, ended)
+    heirs = [*named, *(settled(each.place) for each in moved if is_at_its_place(each))]
+    ended = () if heirs else {each.place for each in forgotten}
+    stores = [each for each in every if not is_being_filled(each, ended)]
     removed, kept = Counter[str](leftovers=0, segments=0, parts=0), Counter[str]()
     with contextlib.ExitStack() as locks:
         if not dry_run:
-            there = lock_stores(place, stores, locks)
+            lock_stores(place, stores, locks)
             # A migration may have begun meanwhile.
-            stores = [each for each in there if each in settled_stores(every, ended)]
+            stores = [each for each in stores if not is_being_filled(each, ended)]
+        # Rows that a migration under way has bridged are not in a version yet.
+        bridged = bridged_folders(place) if len(stores) == len(every) else []
         # Others are collected if one has no record, as after a first encode that was interrupted.
         unrecorded = [each for each in stores if lacks_record(each)]
         cleaned = [each for each in stores if each not in unrecorded] or stores
@@ -126,32 +133,31 @@ def gc_store(
         require_gone(forgotten, used_by)
         if not dry_run:
             lock_indexes(used_by, place, locks)
-        references = references_of(place, cleaned, used_by)
+        names = {each.name for each in bridged}
+        references = references_of(place, cleaned, used_by, bridged=names)
+        names -= {each.encoder for each in references}
         since = time.time() - keep_days * _DAY if keep_days else math.inf
         # All is looked at before anything is removed.
-        bridged = [each for each in cleaned if each.bridged_for is not None]
-        unnamed = [each for each in bridged if not any(one.is_of(each) for one in references)]
-        cleaned = [each for each in cleaned if each not in unnamed]
         garbage = [_garbage(store, references, since) for store in cleaned]
         for _, one, counts in garbage:
             removed.update(one)
             kept.update(counts)
-        size = sum(each.mirror.size(each.folder) for each in unnamed)
-        removed.update(bridged=len(unnamed), bytes=size)
+        root_folder, mirror = place_of(place)
+        size = mirror.size(*(root_folder / name for name in names))
+        removed.update(bridged=len(names), bytes=size)
         if not dry_run:
             for store in every:
-                _move_migrations(store, forgotten, named)
+                _move_migrations(store, forgotten, heirs)
             _register(users)
             if isinstance(place, Path):
                 remove_killed(place)
             for store, (paths, _, _) in zip(cleaned, garbage, strict=True):
                 removed["leftovers"] += _remove(store, paths, references)
-            for store in unnamed:
-                store.remove()
+            for name in sorted(names):
+                remove_bridged(place, name)
             # Last, so that the same command can be run again if it dies before.
             for store, file in itertools.product(every, files):
-                if store.bridged_for is None:
-                    store.indexes.forget(file)
+                store.indexes.forget(file)
     return GcReport(
         store=str(place),
         dry_run=dry_run,
@@ -238,8 +244,6 @@ def _needed_segments(
     try:
         wanted = needed_digests(store, references)
     except ArtifactError as error:
-        if store.bridged_for is not None:
-            return set(names)
         raise ArtifactError(
             f"a file of needed digests is damaged or missing: mount its disk ({error})"
         ) from error
@@ -253,9 +257,7 @@ def _needed_segments(
         if len(rows := rows[rows >= 0]):
             rows_of[name] = rows
             times[rows] += 1
-    lacking = len(wanted) - int(np.count_nonzero(times[table.find(keys)]))
-    # Mapped rows can be made again, and their removal may have been cut off.
-    if lacking and store.bridged_for is None:
+    if lacking := len(wanted) - int(np.count_nonzero(times[table.find(keys)])):
         raise ArtifactError(
             f"{store.damaged()} is damaged or missing: {lacking:,} of {len(wanted):,} needed rows "
             "are in no segment, so that nothing is removed; mount its disk, or see how to mend it "

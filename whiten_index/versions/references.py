@@ -5,7 +5,7 @@ And back from a version: the store that it was built from, and its rows there.
 
 import contextlib
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,12 @@ from whiten_index.artifacts.storage import LOCAL, Place, Storage, settled
 from whiten_index.corpus.batches import DIGEST_BYTES
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
 from whiten_index.paths import cut, is_uri
-from whiten_index.store.embedding_store import EmbeddingStore, encoder_folders, holds_encoder
+from whiten_index.store.embedding_store import (
+    EmbeddingStore,
+    bridged_folders,
+    encoder_folders,
+    holds_encoder,
+)
 from whiten_index.store.notes import RegisteredIndex
 from whiten_index.store.records import CorpusRecord
 from whiten_index.versions.published import (
@@ -69,20 +74,14 @@ def is_index(place: Place) -> bool:
     return any(there) or any(map(version_number, mirror.names(folder / VERSIONS)))
 
 
-def lock_stores(
-    root: Place, stores: Collection[EmbeddingStore], locks: contextlib.ExitStack
-) -> list[EmbeddingStore]:
-    """Let nobody else write to stores; return them without mapped rows that are gone by now."""
+def lock_stores(root: Place, stores: Iterable[EmbeddingStore], locks: contextlib.ExitStack) -> None:
+    """Let nobody else write to a store."""
     for store in stores:
         locks.enter_context(only_writer(store.folder, what="store"))
     locks.enter_context(marked(root, CLEANER))
     for store in stores:
         # What was listed before may be gone by now.
         store.look_again()
-    gone = [each for each in stores if each.bridged_for is not None and not each.is_there()]
-    for store in gone:
-        store.remove()  # its folder was made again for the lock
-    return [each for each in stores if each not in gone]
 
 
 def lock_indexes(indexes: Iterable[Place], root: Place, locks: contextlib.ExitStack) -> None:
@@ -156,12 +155,8 @@ def _is_gone(index: RegisteredIndex) -> bool:
 
 
 def registered(stores: Iterable[EmbeddingStore]) -> list[RegisteredIndex]:
-    """Return all entries in the registers of stores.
-
-    With the folder of mapped rows, which may go at any time, no index is registered.
-    """
-    lasting = (store for store in stores if store.bridged_for is None)
-    return [each for store in lasting for each in store.indexes.registered()]
+    """Return all entries in the registers of stores."""
+    return [each for store in stores for each in store.indexes.registered()]
 
 
 def registered_as(
@@ -195,43 +190,30 @@ def require_gone(forget: Iterable[RegisteredIndex], asked: Collection[Place]) ->
 def stores_of(
     index: Place, root: Place, stores: Collection[EmbeddingStore]
 ) -> list[EmbeddingStore]:
-    """Return the stores that an index was built from; refuse one that lacks its rows."""
+    """Return the stores that an index was built from; refuse one that lacks its rows.
+
+    An index that has bridged rows alone is any store's.
+    """
     if not is_index(index):
         raise ConfigError(f"--index {index} is no index: it has no {CURRENT}; check the path")
-    uses = [
-        (store, each.record)
-        for each in index_references(index, root, {store.fingerprint for store in stores})
-        for store in stores
-        if each.is_of(store)
-    ]
-    if not uses:
+    names = {store.fingerprint for store in stores} | {each.name for each in bridged_folders(root)}
+    found = list(index_references(index, root, names))
+    if not found:
         raise ConfigError(
             f"--index {index} was not built from {root}: no version of it has embeddings of an "
             "encoder in that store; check both paths"
         )
-    lasting = [store for store in stores if store.bridged_for is None]
-    needed = [(store, own) for store, own in uses if store in lasting]
-    if lacking := sum(sum(map(store.missing_rows, own.distinct_parts)) for store, own in needed):
+    uses = [(store, each.record) for each in found for store in stores if each.is_of(store)]
+    if lacking := sum(sum(map(store.missing_rows, own.distinct_parts)) for store, own in uses):
         raise ArtifactError(
             f"{index} is not registered: {root} lacks {lacking:,} rows that its versions need; "
             "name the store that it was built from"
         )
-    return list(dict.fromkeys(store for store, _ in needed)) or lasting
+    return list(dict.fromkeys(store for store, _ in uses)) or list(stores)
 
 
-def settled_stores(
-    stores: Sequence[EmbeddingStore], ended: Collection[str] = ()
-) -> list[EmbeddingStore]:
-    """Return the stores that no migration fills or may be making, but for ``ended`` indexes."""
-    filled = [each for each in stores if _is_being_filled(each, ended)]
-    return [
-        each
-        for each in stores
-        if each not in filled and not (filled and each.bridged_for is not None)
-    ]
-
-
-def _is_being_filled(store: EmbeddingStore, ended: Collection[str]) -> bool:
+def is_being_filled(store: EmbeddingStore, ended: Collection[str] = ()) -> bool:
+    """Return whether a migration fills a store, but for those of ``ended`` indexes."""
     # An index that is not at its place may have moved.
     found = store.results.migrations()
     return any(note and index not in ended for index, note in found.items())
@@ -240,19 +222,24 @@ def _is_being_filled(store: EmbeddingStore, ended: Collection[str]) -> bool:
 def lacks_record(store: EmbeddingStore) -> bool:
     """Return whether a store has rows, and not said of which corpus: nobody knows who needs them.
 
-    Rows of migrations that were given up are needed by none, mapped rows by versions alone.
+    Rows of migrations that were given up are needed by none.
     """
-    if store.bridged_for is not None:
-        return False
     notes = store.results.migrations()
     given_up = bool(notes) and False not in notes.values()
     return not store.record_paths() and not given_up and bool(store.segment_names())
 
 
 def references_of(
-    root: Place, stores: Collection[EmbeddingStore], indexes: Iterable[Place]
+    root: Place,
+    stores: Collection[EmbeddingStore],
+    indexes: Iterable[Place],
+    *,
+    bridged: Collection[str] = (),
 ) -> list[Reference]:
-    """Return the references of the corpora of stores, and of the versions of indexes."""
+    """Return the references of the corpora of stores, and of the versions of indexes.
+
+    Those to ``bridged`` rows, by their names, are among the latter.
+    """
     found = list[Reference]()
     for store in stores:
         if lacks_record(store):
@@ -264,7 +251,7 @@ def references_of(
         paths = store.record_paths()
         found += [Reference(store.fingerprint, store.record(path.name)) for path in paths]
     for index in indexes:
-        found += index_references(index, root, {store.fingerprint for store in stores})
+        found += index_references(index, root, {store.fingerprint for store in stores} | {*bridged})
     return found
 
 

@@ -19,9 +19,10 @@ from whiten_index.paths import absolute, is_uri
 from whiten_index.store.digest_index import DigestIndex
 from whiten_index.store.embedding_store import (
     EmbeddingStore,
+    bridged_folders,
     encoder_folders,
     open_stores,
-    read_store,
+    read_encoder,
     require_encoder_folders,
 )
 from whiten_index.store.notes import RESULTS, remedy_of
@@ -132,7 +133,9 @@ def verify_store(root: Place) -> VerifyReport:
     """
     place = required_place(root)
     require_encoder_folders(place)
-    return _report("store", place, _StoreCheck, lambda: encoder_folders(place))
+    return _report(
+        "store", place, _StoreCheck, lambda: encoder_folders(place) + bridged_folders(place)
+    )
 
 
 def _report(
@@ -296,22 +299,20 @@ class _StoreCheck(_Check):
     def __init__(self, root: Place, folder: Path) -> None:
         super().__init__(root)
         encoder: Mapping[str, Any] = {}
-        bridged_for: str | None = None
         again = "run the same encode, build or update again, which encodes just what is missing"
         self._again = (
             f"{again}; what nothing needs goes with whiten-index gc {root} --keep-days 0; versions "
             "of rows that no corpus has any more can be searched, but neither ranked again from "
             "the store nor updated: whiten-index prune removes them"
         )
+        if folder in bridged_folders(root):
+            self._again = (
+                "run whiten-index migrate --bridge again, which makes another version, then "
+                "whiten-index prune, which removes the one of these rows, and gc"
+            )
         with self.checking("manifests", folder / MANIFEST, self._again):
-            recorded = read_store(folder, self.mirror)
-            encoder, bridged_for = recorded["encoder"], recorded.get("bridged_for")
-            if bridged_for is not None:
-                self._again = (
-                    "run whiten-index migrate --bridge again, which makes another version, or "
-                    "whiten-index prune, which removes the one that has these rows, then gc"
-                )
-        self.store = EmbeddingStore(root, encoder, folder.name, bridged_for=bridged_for)
+            encoder = read_encoder(folder, self.mirror)
+        self.store = EmbeddingStore(root, encoder, folder.name)
         # Digests of the rows of sound segments.
         self._sound = dict[str, NDArray[np.uint8]]()
         self._references = list[Reference]()
@@ -357,10 +358,9 @@ class _StoreCheck(_Check):
                     self.notes.append(_reason(error))
         if around := index_around(self.root):
             indexes[around] = None
-        if self.store.bridged_for is not None:
-            # They are registered with other rows, whose check tells what is wrong there.
-            with contextlib.suppress(ArtifactError, StorageError):
-                indexes |= dict.fromkeys(indexes_of(self.root, open_stores(self.root)))
+        # Those registered with other encoders, whose checks tell what is wrong there.
+        with contextlib.suppress(ArtifactError, StorageError):
+            indexes |= dict.fromkeys(indexes_of(self.root, open_stores(self.root)))
         for index, mirror in map(place_of, indexes):
             remedy = f"verify {index}, which says more"
             with self.checking("indexes", index / CURRENT, remedy, counted=False):

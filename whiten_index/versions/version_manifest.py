@@ -10,6 +10,7 @@ from whiten_index.artifacts.manifest import (
     Count,
     Described,
     Digest,
+    EncoderName,
     Flag,
     Integer,
     Number,
@@ -157,7 +158,7 @@ class VersionManifest(Described):
     store: str
     corpus: _Corpus
     encoder: EncoderFacts
-    encoder_fingerprint: Digest
+    encoder_fingerprint: EncoderName
     runtimes: list[dict[str, str]]
     whitening: _Whitening
     choice: Annotated[dict[str, Any], AfterValidator(json_of(Choice))] | None
