@@ -641,6 +641,14 @@ def test_the_log_has_queries_only_if_asked(guarded: Server, server: Server) -> N
         client.post("/v1/search", json={"texts": "secret \x1b[31m cat"})
     with server.client() as client:
         client.post("/v1/search", json={"index": "docs", "texts": "secret dog"})
+        for method in ("prompts/get", "resources/read", "secret\nmethod"):
+            asked = {"name": "secret\nname", "uri": "a://secret\nname"}
+            answer = client.post(
+                "/mcp",
+                json={"jsonrpc": "2.0", "id": 1, "method": method, "params": asked},
+                headers={"accept": "application/json, text/event-stream"},
+            )
+            assert "error" in answer.json()
     assert "secret \\x1b[31m cat" in guarded.log.read_text()
     assert "POST /v1/search 200" in server.log.read_text()
     assert "secret" not in server.log.read_text()

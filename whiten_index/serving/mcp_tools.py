@@ -1,10 +1,12 @@
 """Tools of the Model Context Protocol: a language model searches the indexes by itself."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pydantic_core
+from mcp import MCPError
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp.types import METHOD_NOT_FOUND
 
 import whiten_index
 from whiten_index.errors import WhitenIndexError
@@ -14,9 +16,15 @@ if TYPE_CHECKING:
     from whiten_index.serving.service import Service
 
 
+class _Server(MCPServer[Any]):
+    async def get_prompt(self, *_: Any, **__: Any) -> NoReturn:
+        # The library's own error, with the client's text, goes to the log with its traceback.
+        raise MCPError(METHOD_NOT_FOUND, "there are no prompts")
+
+
 def mcp_server(service: "Service") -> MCPServer[Any]:
     """Return a server with the tools ``search`` and ``describe_index``."""
-    server = MCPServer[Any](
+    server = _Server(
         "whiten-index",
         version=whiten_index.__version__,
         instructions="Semantic search in these indexes of documents: " + ", ".join(service.indexes),
