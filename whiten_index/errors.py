@@ -283,6 +283,8 @@ def hide_secrets(text: str) -> str:
     """Return a text with ``…`` in place of the secrets of the environment and of addresses.
 
     Call this before a text is cut: half a secret is not found any more.
+    If a server or a configuration file may be quoted, raise the error ``from None``, as Python also
+    shows its causes.
     """
     forms = {form for each in _environment() for form in (each, quote(each, ""), quote_plus(each))}
     for form in sorted(forms, key=len, reverse=True):

@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+import traceback
 import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +17,8 @@ import pytest
 
 from tests.helpers.bad_input import CORPUS, DISK, OPTIONS, process, run
 from tests.helpers.builds import write_rows
+from whiten_index import BuildConfig, encode_corpus
+from whiten_index.errors import StorageError
 
 SIGNATURE = "0123456789abcdef0123456789abcdef"
 
@@ -183,6 +186,19 @@ def test_a_broken_configuration_of_fsspec_is_not_shown(
     assert len(said.splitlines()) == 1
 
 
+def test_a_traceback_shows_no_line_of_the_configuration(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "conf.ini").write_text(f"headers = {SIGNATURE}")
+    monkeypatch.setenv("FSSPEC_CONFIG_DIR", str(tmp_path))
+    config = "BuildConfig(corpus=sys.argv[1], embedding_column='e', store='s')"
+    code = f"import sys; from whiten_index import *; encode_corpus({config})"
+    with process(f"{address}/x.parquet", code=code) as child:
+        said = child.communicate()[1]
+    assert "ConfigError: the configuration of fsspec" in said
+    assert SIGNATURE not in said
+
+
 def test_a_redirect_to_another_port_takes_no_secret_there(
     address: str, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,6 +262,10 @@ def test_a_server_that_refuses_or_fails_is_told_as_such(
     assert why in said
     assert SIGNATURE not in said
     assert said.endswith("check the address, its server and keys, then run the same command again")
+    config = BuildConfig(corpus=source, embedding_column="embedding", store=tmp_path / "store")
+    with pytest.raises(StorageError) as raised:
+        encode_corpus(config)
+    assert SIGNATURE not in "".join(traceback.format_exception(raised.value))
 
 
 def test_a_glob_at_a_server_that_refuses_is_not_empty(address: str, tmp_path: Path) -> None:

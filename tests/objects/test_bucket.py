@@ -5,6 +5,7 @@ import os
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -211,6 +212,19 @@ def test_a_page_that_is_not_there_answers_no_removal_and_no_put(s3, monkeypatch)
             Bucket("s3://bucket/p").delete("a")
         with pytest.raises(StorageError, match="cannot put s3://bucket/p/a"):
             Bucket("s3://bucket/p").put("a", b"", over={"e_tag": "1"})
+
+
+@pytest.mark.parametrize("status", [400, 403])
+def test_no_traceback_has_what_a_server_quotes(s3, monkeypatch, status):
+    class Quoting(_Silent):
+        def do_GET(self) -> None:
+            said = f"<Code>Bad</Code>{self.headers}".encode()
+            self.answer(status, len(said), said)
+
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "0123456789abcdef")
+    with answering(Quoting, monkeypatch), pytest.raises(StorageError) as raised:
+        Bucket("s3://bucket/p").get("a")
+    assert "0123456789abcdef" not in "".join(traceback.format_exception(raised.value))
 
 
 def test_an_answer_without_a_tag_is_refused(s3, monkeypatch):

@@ -155,7 +155,7 @@ class Bucket:
                 # S3 also refuses a put during another one that then fails.
                 if over != ANY and over != (None if found is None else found[1]):
                     raise ChangedError(key) from error
-        raise self._failure("put", f"{self.uri}/{key}", f"{refusal.__cause__}") from refusal
+        raise self._failure("put", f"{self.uri}/{key}", f"{refusal.__context__}") from None
 
     def upload(self, key: str, path: Path) -> Stat:
         """Put a file, in parts if it is large, and return its size and e-tag."""
@@ -290,10 +290,10 @@ class Bucket:
             # A proxy that does not reach the server names no code.
             answered = "<Code>" in text and not any(code in text for code in _NO_BUCKET)
             if answered and isinstance(error, unmet):
-                raise ChangedError(place) from error
+                raise ChangedError(place) from None
             if answered and isinstance(error, missing):
-                raise _MissingError(place) from error
-            raise self._failure(what, place, text) from error
+                raise _MissingError(place) from None
+            raise self._failure(what, place, text) from None
 
     def _failure(self, what: str, place: str, text: str) -> StorageError:
         if what == "open":
@@ -318,7 +318,7 @@ class _MissingError(Exception):
 
 def is_without_bucket(error: StorageError) -> bool:
     """Return whether the server itself said that there is no such bucket."""
-    return any(code in str(error.__cause__) for code in _NO_BUCKET)
+    return any(code in str(error.__context__) for code in _NO_BUCKET)
 
 
 def _tag(of: Mapping[str, Any]) -> Tag:

@@ -156,7 +156,7 @@ def resolve(source: str) -> tuple[Any, str]:
                 raise CorpusError(
                     f"{source} cannot be opened ({first_line(error)}); use a URI that pyarrow or "
                     "an installed fsspec package reads"
-                ) from error
+                ) from None
     except FileNotFoundError as error:
         raise CorpusError(f"{source} does not exist; check the address") from error
     return pafs.PyFileSystem(_Handler(known)), path
@@ -180,7 +180,7 @@ def _arrow(scheme: str, source: str) -> tuple[Any, str] | None:
     except (OSError, pa.ArrowException) as error:
         raise CorpusError(
             f"{source} cannot be opened ({first_line(error)}); check the URI"
-        ) from error
+        ) from None
     return filesystem, path
 
 
@@ -238,9 +238,9 @@ def asking(path: str, *, content: bool = False) -> Iterator[None]:
         answer = cause if cause and known else error
         if http and type(answer) in (TypeError, AttributeError):
             # aiohttp is given the configuration of fsspec as it is.
-            raise _misconfigured(answer) from error
+            raise _misconfigured(answer) from None
         if isinstance(answer, FileNotFoundError) or getattr(answer, "status", None) in (404, 410):
-            raise FileNotFoundError(path) from error
+            raise FileNotFoundError(path) from None
         system = isinstance(answer, OSError) or type(answer) is ValueError
         other = _library(answer) in ("builtins", "whiten_index") and not system
         damage = _library(answer) == "pyarrow" or type(answer) is OSError
@@ -249,7 +249,7 @@ def asking(path: str, *, content: bool = False) -> Iterator[None]:
         raise StorageError(
             f"cannot read {cut(path, most=200)}: {first_line(answer)}; check the address, its "
             "server and keys, then run the same command again"
-        ) from error
+        ) from None
 
 
 def _library(error: BaseException | None) -> str:
@@ -266,7 +266,7 @@ def _fsspec() -> Any:
     except OSError as error:
         raise system_error("the configuration of fsspec", error) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, IniError) as error:
-        raise _misconfigured(error) from error
+        raise _misconfigured(error) from None
     return fsspec
 
 

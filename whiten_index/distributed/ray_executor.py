@@ -439,7 +439,7 @@ def _connect(ray: Any, address: str) -> None:
             f"no Ray cluster can be reached {where} ({first_line(error)}); check --address, or "
             "RAY_ADDRESS, such as HEAD:6379; and, where it has a token, that RAY_AUTH_MODE=token "
             "and RAY_AUTH_TOKEN are set as it has them; or start one with: ray start --head"
-        ) from error
+        ) from None
 
 
 def _require_open_port(address: str) -> None:

@@ -103,7 +103,7 @@ class Endpoint:
             raise ConfigError(
                 f"{self.url!r} is no address of an endpoint ({first_line(error)}); give another "
                 f"--base-url, or change the variable {BASE_URL}"
-            ) from error
+            ) from None
 
     def ask(
         self,
@@ -140,17 +140,17 @@ class Endpoint:
                 self._leave()
                 status = getattr(error, "status_code", None)
                 if status in _REFUSED and dim is not None:
-                    raise self._refusal(texts, error) from error
+                    raise self._refusal(texts, error) from None
                 again = status is None or status in (408, 409, 429) or status >= 500
                 if not again or getattr(error, "code", None) == "insufficient_quota":
-                    raise self._unreachable(status, error) from error
+                    raise self._unreachable(status, error) from None
                 limited = status in (429, 503)
                 own = min(_FIRST_PAUSE * 2 ** min(tried, 9), _MOST_PAUSE)
                 pause = _asked_pause(getattr(error, "response", None)) or own
                 tried, faults, waited = tried + 1, faults + (not limited), waited + pause
                 over = faults >= tries or waited > most_waited
                 if over or failed(pause, limited, status is None):
-                    raise self._unreachable(status, error) from error
+                    raise self._unreachable(status, error) from None
 
     def _answer(
         self, texts: Sequence[str], *, queries: bool, dim: int | None

@@ -380,7 +380,7 @@ class Hub:
                     f"model {self.name!r} is neither a folder here nor a name on the hub; check "
                     "the spelling"
                 ) from error
-            raise self._explained(error) from error
+            raise self._explained(error) from None
 
     def _has_modules(self, commit: str) -> bool:
         """Return whether the model is one of sentence-transformers, which a cache may not say.
@@ -401,7 +401,7 @@ class Hub:
         except RemoteEntryNotFoundError:
             return False
         except Exception as error:
-            raise self._explained(error) from error
+            raise self._explained(error) from None
         return True
 
     def _shown(self) -> str:
