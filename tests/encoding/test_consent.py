@@ -256,7 +256,10 @@ def test_modules_of_other_packages_never_run(plain, tmp_path, monkeypatch):
         ({"model_type": "informer", "prediction_length": 10**5}, "says 100,000 positions"),
         ({"model_type": "ctrl", "n_positions": 10**4}, "says 10,000 positions"),
         ({"model_type": "mpt", "max_seq_len": 10**8}, "says 100,000,000 tokens"),
-        ({"attention_window": [2, 10**6]}, "says 1,000,000 tokens of a window"),
+        (
+            {"model_type": "longformer", "attention_window": [2, 10**6]},
+            "says 1,000,000 tokens of a window",
+        ),
         ({"model_type": "longt5", "local_radius": 8000}, "says 8,000 tokens of a radius"),
         ({"model_type": "funnel", "block_repeats": [10**9]}, "says 1,000,000,000 layers"),
         ({"encoder": {"model_type": "marian"}, "n_positions": 10**5}, "says 100,000 positions"),

@@ -448,3 +448,12 @@ def test_an_error_without_words_is_an_encoder_error(folder, monkeypatch):
     monkeypatch.setattr("transformers.AutoModel.from_pretrained", Mock(side_effect=RuntimeError))
     with pytest.raises(EncoderError, match=r"cannot be loaded \(RuntimeError"):
         load(folder)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_file_that_was_hardly_written_is_not_read_to_its_end(tmp_path: Path, name: str) -> None:
+    """As of a copy that was cut off: a file of a terabyte takes hours, and some bytes on a disk."""
+    bert(tmp_path)
+    os.truncate(tmp_path / name, 1 << 40)
+    with pytest.raises(EncoderError, match=f"{name} has 1,099,511,627,776 bytes, of which"):
+        resolve(tmp_path)

@@ -23,6 +23,8 @@ from whiten_index.errors import ArtifactError, ConfigError, StorageError
 
 MANIFEST = "manifest.json"  # in each folder that is an artifact
 _BLOCK = 1 << 20
+# Of a file of this size, one byte in a hundred must have been written.
+_LARGE, _LEAST_WRITTEN = 64 << 20, 100
 _MOST_SHOWN = 80
 # A job file or a model's configuration that is read whole has some kilobytes.
 _FILE_BYTES = 16 << 20
@@ -335,9 +337,30 @@ def sha256_file(path: Path) -> str:
     """Return the SHA-256 of a regular file, as 64 hex digits."""
     sha = hashlib.sha256()
     with reading(path), open_regular(path) as file:
+        _require_written(path, file.fileno())
         while block := file.read(_BLOCK):
             sha.update(block)
     return sha.hexdigest()
+
+
+def _require_written(path: Path, file: int) -> None:
+    """Refuse a large file of which hardly anything is on the disk: it may claim any size."""
+    size, written, at = os.fstat(file).st_size, 0, 0
+    try:
+        while at < size and written * _LEAST_WRITTEN < size:
+            start = os.lseek(file, at, os.SEEK_DATA)
+            at = os.lseek(file, start, os.SEEK_HOLE)
+            written += at - start
+    except OSError as error:
+        # There is no more; other errors are of a file system that does not know.
+        if error.errno != errno.ENXIO:
+            written = size
+    if size > _LARGE and written * _LEAST_WRITTEN < size:
+        raise ArtifactError(
+            f"{path} has {size:,} bytes, of which {written:,} were written, as of a file that was "
+            "not copied to its end; restore it"
+        )
+    os.lseek(file, 0, os.SEEK_SET)
 
 
 def fsync_path(path: Path) -> None:

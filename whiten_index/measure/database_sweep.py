@@ -46,6 +46,7 @@ from whiten_index.vectordb.pushed_table import (
     Layout,
     Metric,
     PushedTable,
+    RowsError,
     require_fitting,
     vectors_array,
 )
@@ -195,7 +196,8 @@ class DatabaseSweep:
                 # A database that cannot be reached any more raises here, and ends the sweep.
                 self.engine_release()
                 # An engine that fails need not do so again.
-                failed = failed or (error if isinstance(error, DatabaseError) else None)
+                of_engine = isinstance(error, DatabaseError) and not isinstance(error, RowsError)
+                failed = failed or (error if of_engine else None)
                 yield from (skipped_record(point, str(error)) for point in points)
         if failed is not None:
             raise DatabaseError(
