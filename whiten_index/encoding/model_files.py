@@ -74,7 +74,7 @@ def inside(folder: Path, name: Any) -> Path:
     """
     path, found = Path(str(name)), folder
     if path.is_absolute() or any(part.startswith(".") for part in path.parts):
-        raise EncoderError(f"a JSON file of {folder} names {str(name)!r}, outside of it or hidden")
+        raise EncoderError(f"a file of {folder} names {str(name)!r}, outside of it or hidden")
     for part in path.parts:
         found /= part
         if is_link(found) and is_folder(found):
