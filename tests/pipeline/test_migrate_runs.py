@@ -13,7 +13,6 @@ from tests.pipeline.migrating import NEW, ROWS, Migration
 from whiten_index import UpdateConfig, list_versions, load_encoder, open_index, update_index
 from whiten_index.errors import ArtifactError
 from whiten_index.pipeline.plan import plan_update
-from whiten_index.versions.gc import gc_store
 from whiten_index.versions.published import read_published
 from whiten_index.versions.retention import rollback
 from whiten_index.whitening.bridge import Bridge, joint_moments
@@ -108,27 +107,6 @@ def test_runs_add_up_to_a_build_by_the_new_model(migration: Migration) -> None:
     assert update_index(UpdateConfig(index=str(migration.index))).up_to_date
     again = migration.run()
     assert (again.finished, again.version) == (True, report.version)
-
-
-def test_gc_removes_the_rows_of_the_old_model_with_its_last_version(migration: Migration) -> None:
-    index, store, texts = migration.folder / "other", migration.folder / "own", migration.texts()
-    migration.build(out=index, store=store)
-    (old,) = store.iterdir()
-    before = migration.neighbours(index, texts[:20])
-    assert migration.run(index=index, store=store).finished
-    assert gc_store(store, keep_days=0).segments == 0
-    rollback(index)
-    assert migration.neighbours(index, texts[:20]) == before
-    assert update_index(UpdateConfig(index=str(index))).up_to_date
-    assert migration.run(index=index, store=store).finished
-    assert run("prune", index, "--keep", 1)[0] == 0
-    gc_store(store, keep_days=0)
-    assert not list(old.glob("segments/*"))
-    succeed("verify", index)
-    # And those of the new one with the index.
-    shutil.rmtree(index)
-    gc_store(store, forget=[index], keep_days=0)
-    assert not list(store.glob("*/segments/*"))
 
 
 def test_damaged_rows_of_the_new_model_are_encoded_again(migration: Migration) -> None:

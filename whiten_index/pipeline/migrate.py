@@ -153,8 +153,6 @@ def migrate_index(config: MigrateConfig, *, progress: Progress | None = None) ->
         report.version = build_index(target, progress=progress, facts=facts).version
         report.finished = True
         _mark(base, new, under_way=False)
-        # From now on, rows of the old model are kept for versions alone.
-        base.store.forget_corpus(base.record.source, index=base.config.out_place)
         _remove_bridged(base, new, but=kept)
         return report
     report.encoded = encoded_rows(base.store, base.record, new)

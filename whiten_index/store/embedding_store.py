@@ -470,20 +470,8 @@ class EmbeddingStore(Segments):
         """Remove the record of a corpus that is kept for an index alone."""
         path = self._corpus_path(source)
         if self._owner_of(path) == owner_of(index):
-            self._forget(path)
-
-    def forget_corpora(self, owner: str) -> None:
-        """Remove all records that are kept for an index alone, by its name in them."""
-        for path in self.record_paths():
-            if self._owner_of(path) == owner:
-                self._forget(path)
-
-    def _forget(self, path: Path) -> None:
-        with writing(path):
-            self.mirror.remove(path)
-        if not self.record_paths():
-            # From now on, versions alone need rows.
-            self.results.save_migration(owner_of(None), None)
+            with writing(path):
+                self.mirror.remove(path)
 
     def _corpus_path(self, source: Mapping[str, Any]) -> Path:
         return self._corpora / f"{manifest.fingerprint(dict(source))}.json"

@@ -134,8 +134,7 @@ def gc_store(
         if not dry_run:
             lock_indexes(used_by, place, locks)
         names = {each.name for each in bridged}
-        lost = {each.place for each in forgotten} - set(map(owner_of, used_by))
-        references = references_of(place, cleaned, used_by, bridged=names, gone=lost)
+        references = references_of(place, cleaned, used_by, bridged=names)
         names -= {each.encoder for each in references}
         since = time.time() - keep_days * _DAY if keep_days else math.inf
         # All is looked at before anything is removed.
@@ -150,8 +149,6 @@ def gc_store(
             for store in every:
                 _move_migrations(store, forgotten, heirs)
             _register(users)
-            for store, index in itertools.product(cleaned, lost):
-                store.forget_corpora(index)
             if isinstance(place, Path):
                 remove_killed(place)
             for store, (paths, _, _) in zip(cleaned, garbage, strict=True):

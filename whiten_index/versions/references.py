@@ -235,12 +235,10 @@ def references_of(
     indexes: Iterable[Place],
     *,
     bridged: Collection[str] = (),
-    gone: Collection[str] = (),
 ) -> list[Reference]:
     """Return the references of the corpora of stores, and of the versions of indexes.
 
-    Those to ``bridged`` rows, by their names, are among the latter. Corpora that are recorded for
-    ``gone`` indexes need nothing.
+    Those to ``bridged`` rows, by their names, are among the latter.
     """
     found = list[Reference]()
     for store in stores:
@@ -250,8 +248,8 @@ def references_of(
                 "which rows are needed; mount its disk, run the encode that was interrupted to its "
                 f"end, or, if nothing needs them, remove {store.folder}"
             )
-        records = (store.record(path.name) for path in store.record_paths())
-        found += [Reference(store.fingerprint, each) for each in records if each.index not in gone]
+        paths = store.record_paths()
+        found += [Reference(store.fingerprint, store.record(path.name)) for path in paths]
     for index in indexes:
         found += index_references(index, root, {store.fingerprint for store in stores} | {*bridged})
     return found
