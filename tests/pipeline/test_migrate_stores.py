@@ -256,6 +256,15 @@ def test_a_migration_of_an_index_that_is_gone_does_not_hold_gc_off(
     assert gc_store(migration.store, forget=[moved], keep_days=0).segments > 0
 
 
+def test_a_migration_goes_on_where_index_and_store_moved_together(migration: Migration) -> None:
+    before, moved = migration.folder / "other", migration.folder / "moved"
+    migration.build(out=before, store=None)
+    encoded = migration.run(index=before, store=None, rows=1).encoded
+    before.rename(moved)
+    assert gc_store(moved / "store", forget=[before], keep_days=0).segments == 0
+    assert migration.run(index=moved, store=None, rows=1).encoded > encoded
+
+
 def test_of_two_indexes_that_move_at_once_one_is_still_migrated(migration: Migration) -> None:
     store = migration.store
     gone, moved = ([migration.folder / f"{new}{name}" for name in "abc"] for new in ("", "new "))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import remove_killed, require_path
 from whiten_index.artifacts.cached_storage import place_of, required_place
-from whiten_index.artifacts.files import is_link
+from whiten_index.artifacts.files import exists, is_link
 from whiten_index.artifacts.storage import Place, settled
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.paths import is_uri, shown
@@ -27,9 +27,10 @@ from whiten_index.store.embedding_store import (
 )
 from whiten_index.store.notes import CHOICES, SAMPLES, UNFINISHED, RegisteredIndex, owner_of
 from whiten_index.store.records import CorpusPart
-from whiten_index.versions.published import read_index_id, read_published
+from whiten_index.versions.published import INDEX_ID, read_index_id, read_published
 from whiten_index.versions.references import (
     Reference,
+    index_around,
     indexes_of,
     is_at_its_place,
     is_being_filled,
@@ -111,9 +112,12 @@ def gc_store(
     known = registered(every) if gone else []
     forgotten = registered_as(place, known, gone)
     ids = {each.id for each in forgotten} - {None}
-    # An update registered what had moved.
+    # An update registered what had moved, or the store moved with it.
     moved = (each for each in known if each.id in ids and each not in forgotten)
     heirs = [*named, *(settled(each.place) for each in moved if is_at_its_place(each))]
+    around = index_around(place)
+    if isinstance(around, Path) and exists(around / INDEX_ID) and read_index_id(around) in ids:
+        heirs.append(around)
     ended = () if heirs else {each.place for each in forgotten}
     stores = [each for each in every if not is_being_filled(each, ended)]
     removed, kept = Counter[str](leftovers=0, segments=0, parts=0), Counter[str]()
