@@ -263,6 +263,10 @@ def test_modules_of_other_packages_never_run(plain, tmp_path, monkeypatch):
         ({"model_type": "longt5", "local_radius": 8000}, "says 8,000 tokens of a radius"),
         ({"model_type": "funnel", "block_repeats": [10**9]}, "says 1,000,000,000 layers"),
         ({"encoder": {"model_type": "marian"}, "n_positions": 10**5}, "says 100,000 positions"),
+        (
+            {"encoder": {"model_type": ["marian"]}, "n_positions": 10**7},
+            "says 10,000,000 positions",
+        ),
     ],
 )
 def test_a_configuration_is_looked_at_before_a_model_is_made(change, message, plain, tmp_path):

@@ -181,9 +181,19 @@ def test_damage_of_bridged_rows_stops_nothing(migration: Migration, content: str
     for command in ("gc", "compact"):
         succeed(command, migration.store)
     fails(5, "damage was found", "verify", migration.store)
+    link = migration.store / f"bridged-{'0' * 32}"
+    link.symlink_to(migration.folder)
+    (old,) = (each for each in migration.store.iterdir() if list(each.glob("corpora/*")))
+    whole = (old / "manifest.json").read_bytes()
+    (old / "manifest.json").write_bytes(whole[:-9])
+    fails(5, "cannot be read", "gc", migration.store)
+    assert run("inspect", migration.index, "--json")[0] == 0
+    (old / "manifest.json").write_bytes(whole)
     assert migration.run(model=None, give_up=True).given_up
     succeed("gc", migration.store)
-    assert migration.bridged() == [bridged]
+    assert migration.bridged() == sorted([bridged, link])
+    link.unlink()
+    assert not (migration.folder / ".lock").exists()
     succeed("prune", migration.index, "--keep", 1)
     assert gc_store(migration.store).bridged == 1
     succeed("verify", migration.store)

@@ -337,8 +337,8 @@ def _require_own_code(name: str, config: Mapping[str, Any], *, consent: bool) ->
             f"config.json of model {name} sets use_tpu_fourier_optimizations, by which it takes "
             "texts of one length alone; set it to false, which gives the same embeddings"
         )
-    families = set(_named(config, "model_type"))
-    tabled, windowed = families.intersection(_TABLED), families.intersection(_WINDOWED)
+    families = list(_named(config, "model_type"))
+    tabled, windowed = (any(each in of for each in families) for of in (_TABLED, _WINDOWED))
     widths = (each for each in _named(config, *_WIDTHS, "emb_dim") if isinstance(each, int))
     rows = _TABLE_NUMBERS // max(_TABLE_WIDTH, *widths)
     for what, (keys, most) in _LIMITS.items():

@@ -51,6 +51,7 @@ from whiten_index.artifacts.files import (
     exists,
     fsync_path,
     is_folder,
+    is_link,
     list_folder,
     open_regular,
     reading,
@@ -599,7 +600,8 @@ def encoder_folders(root: Place) -> list[Path]:
 def bridged_folders(root: Place) -> list[Path]:
     """Return the folders of bridged rows in a store, damaged ones among them."""
     place, mirror = place_of(root)
-    return list(filter(_is_bridged, mirror.folders(place)))
+    # What is behind a link is nothing that a migration made.
+    return [each for each in mirror.folders(place) if _is_bridged(each) and not is_link(each)]
 
 
 def _is_bridged(folder: Path) -> bool:

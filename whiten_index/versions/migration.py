@@ -10,8 +10,8 @@ from whiten_index.artifacts.storage import Place
 from whiten_index.corpus.batches import DIGEST_BYTES
 from whiten_index.errors import ArtifactError, FormatError, StorageError
 from whiten_index.paths import is_uri
-from whiten_index.store.embedding_store import EmbeddingStore, holds_encoder, open_stores
-from whiten_index.store.notes import owner_of
+from whiten_index.store.embedding_store import EmbeddingStore, encoder_folders, holds_encoder
+from whiten_index.store.notes import ResultCache, owner_of
 from whiten_index.store.records import CorpusPart, CorpusRecord
 from whiten_index.versions.published import read_published
 from whiten_index.versions.references import corpus_record, open_store, store_places
@@ -42,9 +42,17 @@ def encoded_rows(
 
 def filled_for(index: Place, place: Place) -> list[tuple[EmbeddingStore, dict[str, Any]]]:
     """Return the stores at a place that a migration of an index fills, and their notes of it."""
-    owner, stores = owner_of(index), open_stores(place)
-    notes = ((each, each.results.migrations().get(owner)) for each in stores)
-    return [(each, note) for each, note in notes if isinstance(note, dict)]
+    (_, mirror), owner = place_of(place), owner_of(index)
+    notes = {
+        folder.name: ResultCache(folder, mirror).migrations().get(owner)
+        for folder in encoder_folders(place)
+    }
+    # Others may be damaged.
+    return [
+        (EmbeddingStore.open(place, fingerprint=name), note)
+        for name, note in notes.items()
+        if isinstance(note, dict)
+    ]
 
 
 def migration_status(index: Place) -> dict[str, Any] | None:
