@@ -1,4 +1,4 @@
-"""A bucket with a list of its objects, by which every answer to a read is judged."""
+"""A bucket whose answers to reads are compared with its list of objects."""
 
 import threading
 from pathlib import Path
@@ -41,7 +41,7 @@ class ListedBucket(Bucket):
         self.listed(key).pop(key, None)
 
     def look_again(self) -> None:
-        """Forget the lists: another machine may have changed what is there."""
+        """Forget the lists, as another machine may have changed the objects."""
         self._known.clear()
 
     @override

@@ -111,14 +111,8 @@ def gc_store(
     every = open_stores(place)
     known = registered(every) if gone else []
     forgotten = registered_as(place, known, gone)
-    ids = {each.id for each in forgotten} - {None}
-    # An update registered what had moved, or the store moved with it.
-    moved = (each for each in known if each.id in ids and each not in forgotten)
-    heirs = [*named, *(settled(each.place) for each in moved if is_at_its_place(each))]
-    around = index_around(place)
-    if isinstance(around, Path) and exists(around / INDEX_ID) and read_index_id(around) in ids:
-        heirs.append(around)
-    ended = () if heirs else {each.place for each in forgotten}
+    moved_to = [*named, *_new_places(place, known, forgotten)]
+    ended = () if moved_to else {each.place for each in forgotten}
     stores = [each for each in every if not is_being_filled(each, ended)]
     removed, kept = Counter[str](leftovers=0, segments=0, parts=0), Counter[str]()
     with contextlib.ExitStack() as locks:
@@ -151,7 +145,7 @@ def gc_store(
         removed.update(bridged=len(names), bytes=size)
         if not dry_run:
             for store in every:
-                _move_migrations(store, forgotten, heirs)
+                _move_migrations(store, forgotten, moved_to)
             _register(users)
             if isinstance(place, Path):
                 remove_killed(place)
@@ -171,6 +165,19 @@ def gc_store(
         left_alone=tuple(str(each.folder) for each in unrecorded),
         references=len(references),
     )
+
+
+def _new_places(
+    root: Place, known: Sequence[RegisteredIndex], gone: Collection[RegisteredIndex]
+) -> list[Place]:
+    """Return where indexes to forget are now: an update registered them, or the store is inside."""
+    ids = {each.id for each in gone} - {None}
+    moved = (each for each in known if each.id in ids and each not in gone)
+    found = [settled(each.place) for each in moved if is_at_its_place(each)]
+    around = index_around(root)
+    if isinstance(around, Path) and exists(around / INDEX_ID) and read_index_id(around) in ids:
+        found.append(around)
+    return found
 
 
 def _move_migrations(

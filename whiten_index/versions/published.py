@@ -278,7 +278,7 @@ def model_of(fields: Mapping[str, Any]) -> str:
 
 
 def withdrawn_facts(root: Path, name: str) -> WithdrawnFacts:
-    """Return what is kept of a version that is withdrawn, nothing if it cannot be read."""
+    """Return the facts of a withdrawn version that outlive it, none if it cannot be read."""
     try:
         fields = read_version(root / VERSIONS / name).fields
         corpus, identity = fields["corpus"]["fingerprint"], fields["identity"]

@@ -358,7 +358,7 @@ class _StoreCheck(_Check):
                     self.notes.append(_reason(error))
         if around := index_around(self.root):
             indexes[around] = None
-        # Those registered with other encoders, whose checks tell what is wrong there.
+        # Those registered with other encoders, whose own checks report their damage.
         with contextlib.suppress(ArtifactError, StorageError):
             indexes |= dict.fromkeys(indexes_of(self.root, open_stores(self.root)))
         for index, mirror in map(place_of, indexes):
