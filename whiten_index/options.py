@@ -30,7 +30,7 @@ from pydantic import ByteSize, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as validated_dataclass
 
 from whiten_index.errors import ConfigError
-from whiten_index.paths import require_no_secret, shown
+from whiten_index.paths import cut, require_no_secret, shown
 
 CORPUS, MODEL, TRANSFORM = "Corpus", "Model", "Transform"
 INDEX, RESOURCES, OUTPUT = "Index", "Resources", "Output"
@@ -170,9 +170,9 @@ def job_keys(made: type) -> dict[str, str]:
 def unknown(name: str, known: Collection[str]) -> str:
     """Return a sentence about a name that is not among the known ones; the nearest comes first."""
     plain = [each.replace("-", "_") for each in known]
-    near = difflib.get_close_matches(name.replace("-", "_"), plain, n=1)
+    near = difflib.get_close_matches(cut(name).replace("-", "_"), plain, n=1)
     meant = f"did you mean {near[0]}? K" if near else "k"
-    return f"{name} is unknown; {meant}nown are {', '.join(sorted(known))}"
+    return f"{cut(name)} is unknown; {meant}nown are {', '.join(sorted(known))}"
 
 
 def flag_of(name: str) -> str:

@@ -288,10 +288,10 @@ def _regular_size(path: Path | str, found: os.stat_result) -> int:
     return found.st_size
 
 
-def read_bounded(path: Path) -> bytes:
+def read_bounded(path: Path, *, limit: int = _FILE_BYTES) -> bytes:
     """Return the content of a configuration file; raise ``ValueError`` if it is too long."""
     with open_file(path) as file:
-        return read_up_to(file, _FILE_BYTES)
+        return read_up_to(file, limit)
 
 
 def read_bytes(path: Path | str, *, limit: int) -> bytes:

@@ -13,7 +13,7 @@ from typing import IO, Any, TypeVar
 # care.
 _JSON_LEVELS = 100
 # A dotted key makes a table of each part, and Python's reader keeps every beginning of it.
-_TOML_BYTES, _TOML_DOTS = 1 << 20, 200
+TOML_BYTES, _TOML_DOTS = 1 << 20, 200
 _QUOTED = re.compile(r""""(?:[^"\\\n]|\\.)*"|'[^'\n]*'""")
 # One text, or one query with all its hits. The longest lines of published sets have about 1 MiB.
 LINE_BYTES = 16 << 20
@@ -113,8 +113,6 @@ def _duration(value: datetime.timedelta) -> str:
 
 def load_toml(data: bytes) -> dict[str, Any]:
     """Return the values of a TOML text in UTF-8; raise ``ValueError`` if it cannot be used."""
-    if len(data) > _TOML_BYTES:
-        raise LimitError(f"it has more than {_TOML_BYTES:,} bytes")
     # Editors of Windows mark UTF-8 at the front.
     text = data.decode("utf-8-sig")
     for number, line in enumerate(text.splitlines(), 1):

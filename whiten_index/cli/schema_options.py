@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from whiten_index.artifacts.files import read_bounded, reading
-from whiten_index.artifacts.limits import load_toml
+from whiten_index.artifacts.limits import TOML_BYTES, load_toml
 from whiten_index.cli.terminal import choose
 from whiten_index.errors import ConfigError
 from whiten_index.options import (
@@ -136,7 +136,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Read a job file, with the home folder for ``~``; refuse it if a value may be a secret."""
     try:
         with reading(path):
-            values = load_toml(read_bounded(path))
+            values = load_toml(read_bounded(path, limit=TOML_BYTES))
     except OSError as error:
         raise ConfigError(f"job file {path} cannot be read ({error}); check the path") from error
     except ValueError as error:
