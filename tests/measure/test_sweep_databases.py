@@ -292,7 +292,7 @@ def test_exact_search_of_wide_vectors_reads_no_codes(tmp_path: Path) -> None:
     config = SweepConfig(out=str(tmp_path), databases=("postgresql://here/db",), widths=("64",))
     inside = DatabaseSweep(config, "postgresql://here/db")
     settings, _ = inside.settings(dim=5000, rank=5000, rows=2000)
-    wide = {each.name: str(each.code) for each in settings if each.family == "raw"}
+    wide = {each.name: str(each.code) for each in settings if each.space[0] == "raw"}
     assert wide.keys() == {"fp32", "bit-code", "halfvec-bit-code"}
     assert wide["fp32"] == "--option index=none"
 

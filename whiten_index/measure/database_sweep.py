@@ -65,17 +65,10 @@ _PAUSE = 0.005  # seconds between two looks at the memory of a process
 class Setting:
     """A table to fill: vectors of one transform, in one form of the engine."""
 
-    family: str
-    transform: str
-    k: int
+    space: tuple[str, str, int]  # family, transform and k: the vectors
     name: str  # of the form
     code: Code
     options: EngineOptions
-
-    @property
-    def space(self) -> tuple[str, str, int]:
-        """Key of the tables of the same vectors."""
-        return self.family, self.transform, self.k
 
     def points(self, rows: int) -> dict[Point, Effort | None]:
         """Return the searches to measure, and the settings of each, None for an exact one."""
@@ -131,7 +124,7 @@ class DatabaseSweep:
                     options = self.engine.parse(code.options)
                     needed = options.settings_for(rows, k, code.dtype)
                     code = Code({**code.options, **needed}, code.dtype)
-                    found.append(Setting(family, transform, k, name, code, options))
+                    found.append(Setting((family, transform, k), name, code, options))
         if unknown := set(self.config.codecs or ()) - known:
             raise ConfigError(
                 f"--codecs {min(unknown)!r} is no form of vectors in the databases of --in; use "
@@ -158,8 +151,13 @@ class DatabaseSweep:
             writer.remove()
             return writer.engine
 
-    def measure(self, dataset: Dataset, done: Collection[str], stages: Stages) -> Iterator[Record]:
-        """Yield the record of each point that is not done; one that cannot be measured says why."""
+    def measure(
+        self, dataset: Dataset, done: Collection[str], stages: Stages, failed: list[DatabaseError]
+    ) -> Iterator[Record]:
+        """Yield the record of each point that is not done; one that cannot be measured says why.
+
+        Errors of the engine, which it need not give again, are also added to ``failed``.
+        """
         rows, exact = dataset.rows, Point(RAW, NONE, dataset.dim, FP32, _EXACT)
         settings, skipped = self.settings(dim=dataset.dim, rank=dataset.spectrum.rank, rows=rows)
         for key, why in skipped.items():
@@ -174,14 +172,14 @@ class DatabaseSweep:
         raw = open_space(self.config, dataset, exact, stages)
 
         def search_exactly(queries: NDArray[Any], top_k: int) -> tuple[Scores, Rows]:
-            vectors = map(raw.vectors, dataset.embeddings.blocks())
-            return exact_neighbours(vectors, raw.vectors(queries), top_k)
+            vectors = map(raw.truth.vectors, dataset.embeddings.blocks())
+            return exact_neighbours(vectors, raw.truth.vectors(queries), top_k)
 
         _, reference = judge(
             dataset, search_exactly, truth=raw.truth, raw_truth=raw.truth, reference=None,
             metrics=_METRICS,
         )  # fmt: skip
-        space, last, failed = raw, exact.space, None
+        space, last = raw, exact.space
         for number, (setting, points) in enumerate(wanted, 1):
             part = f"{number} of {len(wanted)}"
             try:
@@ -195,15 +193,10 @@ class DatabaseSweep:
             except (ConfigError, WhiteningError, DatabaseError) as error:
                 # A database that cannot be reached any more raises here, and ends the sweep.
                 self.engine_release()
-                # An engine that fails need not do so again.
-                of_engine = isinstance(error, DatabaseError) and not isinstance(error, RowsError)
-                failed = failed or (error if of_engine else None)
+                if isinstance(error, DatabaseError) and not isinstance(error, RowsError):
+                    what = "some points were not measured; run this again, or leave them out with"
+                    failed.append(DatabaseError(f"{what} --codecs ({error})"))
                 yield from (skipped_record(point, str(error)) for point in points)
-        if failed is not None:
-            raise DatabaseError(
-                f"some points were not measured; run this again, or leave them out with --codecs "
-                f"({failed})"
-            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,21 +239,22 @@ class Trial:
     def _fill(self, writer: DatabaseWriter, advance: Any) -> dict[str, Any]:
         """Fill and index the table; return what it takes."""
         setting, whitening, rows = self.setting, self.space.whitening, self.dataset.rows
+        k = whitening.k
         metric: Metric = "ip" if self.dataset.similarity == "dot" else "cosine"
-        kinds = [(ID, pa.int64()), (VECTOR, pa.list_(pa.float32(), setting.k))]
+        kinds = [(ID, pa.int64()), (VECTOR, pa.list_(pa.float32(), k))]
         schema, dtype = pa.schema(kinds), setting.code.dtype
         layout = Layout(schema, "float16" if dtype == "float16" else "float32", metric)
-        pushed = PushedTable("sweep", "sweep", setting.k, dtype, rows, metric=metric)
+        pushed = PushedTable("sweep", "sweep", k, dtype, rows, metric=metric)
         writer.discard()
         writer.begin(pushed, layout)
         load, first = 0.0, 0
         for raw in self.dataset.embeddings.blocks():
-            vectors = self.space.vectors(raw)
+            vectors = self.space.truth.vectors(raw)
             require_fitting(vectors, layout.dtype)
             for some in blocks(range(len(raw)), _ROWS_AT_ONCE):
                 part = vectors[some.start : some.stop]
                 ids = pa.array(range(first, first + len(part)), pa.int64())
-                columns = [ids, vectors_array(part, setting.k)]
+                columns = [ids, vectors_array(part, k)]
                 started = time.perf_counter()
                 writer.append(pa.RecordBatch.from_arrays(columns, schema=schema))
                 load += time.perf_counter() - started
@@ -271,12 +265,12 @@ class Trial:
             writer.finish()
         index = time.perf_counter() - started
         writer.swap()
-        code_bytes = setting.options.code_bytes(rows, setting.k, dtype)
+        code_bytes = setting.options.code_bytes(rows, k, dtype)
         each = {name: size / rows for name, size in writer.sizes().items()}
         return {
             "exponent": whitening.exponent,
             "center": whitening.center,
-            "coded": code_bytes < 2 * setting.k,
+            "coded": code_bytes < 2 * k,
             "push": str(setting.code),
             "bytes": {"per_row": code_bytes, **each},
             "seconds": {"load": load, "index": index, "total": load + index},
@@ -289,7 +283,7 @@ class Trial:
             def search(queries: NDArray[Any], top_k: int) -> tuple[Scores, Rows]:
                 scores = np.full((len(queries), top_k), -np.inf, np.float32)
                 rows = np.full((len(queries), top_k), -1, np.int64)
-                for place, hits in enumerate(find(self.space.vectors(queries), top_k)):
+                for place, hits in enumerate(find(self.space.truth.vectors(queries), top_k)):
                     rows[place, : len(hits)] = [hit.id for hit in hits]
                     scores[place, : len(hits)] = [hit.score for hit in hits]
                 return scores, rows
@@ -307,7 +301,7 @@ class Trial:
 
     def _latencies(self, effort: Effort | None, clients: int) -> NDArray[np.float64]:
         """Return the milliseconds of single queries of clients that search at the same time."""
-        vectors = self.space.vectors(self.dataset.queries)
+        vectors = self.space.truth.queries
         ready = threading.Barrier(clients)
 
         def ask(number: int) -> list[float]:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -142,25 +142,10 @@ def name_of(whitening: Whitening, wish: str | int | float | None = None) -> str:
     return f"{whitening.kind.value}{exponent}, k = {width}"
 
 
-class _TextSet(Protocol):
-    """Texts that are scored together."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def texts(self) -> list[str]: ...
-
-    def __len__(self) -> int: ...
-
-
-Texts = TypeVar("Texts", bound=_TextSet)
-
-
 def evaluate_sets(
     config: EvalConfig,
-    sets: Sequence[Texts],
-    score: "Callable[[Texts, TextEmbedder, Spaces], Scores]",
+    sets: Sequence[Any],
+    score: "Callable[[Any, TextEmbedder, Spaces], Scores]",
     *,
     stage: str,
     average: Callable[[Mapping[str, Any]], Any] | None = None,
@@ -169,6 +154,7 @@ def evaluate_sets(
 ) -> dict[str, Any]:
     """Encode the texts of sets together, score each set in each space, and report.
 
+    A set has a ``name``, ``texts``, and a length, of which progress is reported.
     ``score`` returns the figures of a set, ``average`` the means over the sets of a run. The
     embeddings are those of ``config``, unless an ``embedder`` is given.
     """

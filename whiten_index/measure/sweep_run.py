@@ -174,7 +174,7 @@ def _measured(
         try:
             release = inside.engine_release()
             run = results.start(_header(config, dataset, (address, release)))
-            take(run, inside.measure(dataset, set(run.by_key), stages), wanted)
+            take(run, inside.measure(dataset, set(run.by_key), stages, failed), wanted)
         except DatabaseError as error:
             # The other databases are measured first.
             failed.append(error)
@@ -284,7 +284,6 @@ def _header(
     config: SweepConfig, dataset: Dataset, database: tuple[str, str] | None = None
 ) -> dict[str, Any]:
     """Return the record that starts a run, in FAISS or in a database: address and release."""
-    # Its run is a digest of all that a figure depends on except the point: others never mix.
     machine, judged, encoded = _machine(config.build.index_device), dataset.judged, dataset.encoded
     versions = {
         "whiten_index": whiten_index.__version__,
@@ -292,17 +291,8 @@ def _header(
         "numpy": np.__version__,
         "python": platform.python_version(),
     }
-    settings = {
-        "target_recall": config.build.target_recall,
-        "threads": config.search_threads,
-        "seed": config.build.seed,
-        "sample": config.sample if config.qrels is None else None,
-        "choose_sample": config.build.choose_sample,
-        **({"index_device": "gpu"} if "gpu" in machine else {}),
-        # Points with a score by pieces and points without are not to be compared.
-        **({} if AUTO in config.transforms or dataset.judged else {"pieces": False}),
-        **({"similarity": "dot"} if dataset.similarity == "dot" else {}),
-    }
+    settings = _settings(config, dataset, gpu="gpu" in machine)
+    # Its run is a digest of all that a figure depends on except the point: others never mix.
     identity = {
         "corpus": encoded.record.fingerprint,
         "encoder": encoded.store.fingerprint,
@@ -341,6 +331,21 @@ def _header(
             "eigenvalues": dataset.spectrum.eigenvalues.tolist(),
             "rank": dataset.spectrum.rank,
         },
+    }
+
+
+def _settings(config: SweepConfig, dataset: Dataset, *, gpu: bool) -> dict[str, Any]:
+    """Return the options that every figure of a run depends on."""
+    return {
+        "target_recall": config.build.target_recall,
+        "threads": config.search_threads,
+        "seed": config.build.seed,
+        "sample": config.sample if config.qrels is None else None,
+        "choose_sample": config.build.choose_sample,
+        **({"index_device": "gpu"} if gpu else {}),
+        # Points with a score by pieces and points without are not to be compared.
+        **({} if AUTO in config.transforms or dataset.judged else {"pieces": False}),
+        **({"similarity": "dot"} if dataset.similarity == "dot" else {}),
     }
 
 

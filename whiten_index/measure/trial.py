@@ -163,10 +163,6 @@ class Space:
     truth: Truth
     pieces: float | None = None  # score by pieces of the texts, where ``auto`` has them cut
 
-    def vectors(self, raw: NDArray[np.floating]) -> Vectors:
-        """Return the vectors (n, k) of raw embeddings (n, d)."""
-        return self.whitening.vectors(raw).astype(np.float32)
-
 
 def open_space(config: SweepConfig, dataset: Dataset, point: Point, stages: Stages) -> Space:
     """Fit the transform of a point and find the exact neighbours among its vectors, by numpy."""
