@@ -34,15 +34,6 @@ def lists_on_disk(inner: Any) -> bool:
     return type(faiss.downcast_InvertedLists(inner.invlists)) is faiss.ArrayInvertedLists
 
 
-def list_numbers(coded: Codes, width: int) -> NDArray[np.int32]:
-    """Return the lists of codes of ``sa_encode`` (m, bytes), whose first ``width`` bytes say so."""
-    # Little-endian, in as many bytes as the number of lists needs.
-    numbers = np.zeros((len(coded), 4), dtype=np.uint8)
-    numbers[:, :width] = coded[:, :width]
-    lists: NDArray[np.int32] = numbers.view("<i4")[:, 0]
-    return lists
-
-
 class OnDiskLists:
     """Fills an index with lists, whose rows go to disk each time they reach a size.
 
@@ -61,7 +52,7 @@ class OnDiskLists:
         self._prefix = int(lists.coarse_code_size())
         rows = max(most // (self._size + _SORTED), 1)
         self._codes = np.empty((rows, self._size), dtype=np.uint8)
-        self._lists = np.empty(rows, dtype=np.int32)
+        self._lists = np.zeros(rows, dtype="<i4")
         self._numbers = np.empty(rows, dtype=np.int64)
         self._parts: list[tuple[int, int]] = []  # offset and rows of each
         self._added = self._held = 0
@@ -74,7 +65,8 @@ class OnDiskLists:
             room = len(self._codes) - self._held
             some, coded = coded[:room], coded[room:]
             to = slice(self._held, self._held + len(some))
-            self._lists[to] = list_numbers(some, self._prefix)
+            # Codes begin with their list, little-endian, in as many bytes as the number needs.
+            self._lists.view(np.uint8).reshape(-1, 4)[to, : self._prefix] = some[:, : self._prefix]
             self._codes[to] = some[:, self._prefix :]
             self._numbers[to], numbers = numbers[:room], numbers[room:]
             self._held += len(some)

@@ -49,10 +49,7 @@ class GroundTruth:
         ``unseen`` rows are added after the tuning, and ``near`` numbers the others.
         """
         if not unseen:
-            others = np.where(near == held_out[:, None], np.nan, scores)
-            # The query's own place goes to the end; one that did not find itself loses the last.
-            order = np.argsort(np.isnan(others), axis=1, kind="stable")
-            near, scores = without_own(near, held_out), np.take_along_axis(others, order, axis=1)
+            near, scores = (without_own(each, near, held_out) for each in (near, scores))
         # With fewer rows than neighbours both may be −∞: no tie, and no difference either.
         clear = ~(scores[:, TOP_K - 1] < scores[:, TOP_K] + rounding(scores, _TIED)[:, 0])
         counted = np.flatnonzero(clear)
@@ -145,7 +142,7 @@ def _found(inner: Any, truth: GroundTruth, most: int) -> Rows:
     own = truth.rows
     wanted = min(most + (0 if own is None else 1), int(inner.ntotal))
     found: Rows = inner.search(truth.queries, wanted)[1]
-    return found if own is None else without_own(found, own)
+    return found if own is None else without_own(found, found, own)
 
 
 def share_found(found: Rows, right: Rows) -> float:
@@ -159,17 +156,12 @@ def share_found(found: Rows, right: Rows) -> float:
     return hits / max(int(wanted.sum()), 1)
 
 
-def without_own(found: Rows, own: NDArray[np.int64]) -> Rows:
-    """Return (q, m - 1) rows found, each query's own left out, or else the last one."""
-    others: Rows = found[others_of(found, own)].reshape(len(found), -1)
-    return others
-
-
-def others_of(found: Rows, own: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return a mask (q, m) of the rows found, without each query's own, or else the last one."""
-    other: NDArray[np.bool_] = found != own[:, None]
+def without_own(values: NDArray[Any], found: Rows, own: Rows) -> NDArray[Any]:
+    """Return values (q, m - 1) of rows found (q, m), without each query's own, or else the last."""
+    other = found != own[:, None]
     other[other.all(axis=1), -1] = False
-    return other
+    others: NDArray[Any] = values[other].reshape(len(found), -1)
+    return others
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from whiten_index.index.exact import (
     Vectors,
     exact_search,
     flat_vectors,
-    largest,
     merged,
 )
 from whiten_index.index.gpu import DeviceIndex, most_on_gpu
@@ -66,12 +65,8 @@ def _nearest(
         return _nearest_selected(inner, queries, top_k, selection)
     if len(queries) <= FEW_QUERIES and (vectors := flat_vectors(inner)) is not None:
         return exact_search(vectors, queries, top_k)
-    scores, rows = inner.search(queries, top_k, params=_parameters(inner, top_k, thorough=False))
-    short = np.flatnonzero((rows < 0).any(axis=1))
-    parameters = _parameters(inner, top_k, thorough=True) if len(short) else None
-    if parameters is not None:
-        scores[short], rows[short] = _thorough(inner, queries[short], top_k, parameters)
-    return scores, rows
+    found = inner.search(queries, top_k, params=_parameters(inner, top_k, thorough=False))
+    return _filled(found, queries, lambda some: _thorough(inner, some, top_k))
 
 
 def nearest_on_gpu(
@@ -100,8 +95,9 @@ def _filled(
     return scores, rows
 
 
-def _thorough(inner: Any, queries: Vectors, top_k: int, parameters: Any) -> tuple[Scores, Rows]:
+def _thorough(inner: Any, queries: Vectors, top_k: int) -> tuple[Scores, Rows]:
     """Return the hits of a search that looks everywhere."""
+    parameters = _parameters(inner, top_k, thorough=True)
     try:
         scores, rows = inner.search(queries, top_k, params=parameters)
     except RuntimeError:
@@ -329,8 +325,6 @@ def _decoded(
     found = np.empty((len(queries), 0), dtype=np.int64)
     step = max(_HELD // max(int(inner.d), len(queries)), 1)
     for rows in blocks(selection.rows, step):
-        scores = queries @ inner.reconstruct_batch(rows).T
-        first = np.stack([largest(each, wanted) for each in scores])
-        some = np.take_along_axis(scores, first, axis=1)
-        best, found = merged(best, found, some, rows[first], wanted)
+        scores, first = exact_search(inner.reconstruct_batch(rows), queries, wanted)
+        best, found = merged(best, found, scores, rows[first], wanted)
     return best, found

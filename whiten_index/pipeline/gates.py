@@ -18,7 +18,7 @@ from whiten_index.index.codes import examine
 from whiten_index.index.exact import Rows, Vectors, exact_neighbours, recall, rounding
 from whiten_index.index.factory import inner_of, is_exact, is_graph
 from whiten_index.index.transforms import is_lossy
-from whiten_index.index.tuning import others_of
+from whiten_index.index.tuning import without_own
 from whiten_index.pipeline.encode import EncodeReport
 from whiten_index.pipeline.query_files import CanaryFile
 from whiten_index.pipeline.update_config import LEAST_QUESTIONS, OTHER_JUDGEMENTS, GateConfig
@@ -244,7 +244,7 @@ class _Trial:
             scores = reranker(narrow, near)
         if count:
             own = reranker(narrow[:count], rows[:, None])
-            others = best[:count][others_of(nearest[:count], rows)].reshape(count, -1)
+            others = without_own(best[:count], nearest[:count], rows)
             self._check_sampled(gate, rows, own, others, near[:count], scores[:count])
         if canaries is not None:
             share = recall(best[count:, :_TOP_K], scores[count:, :_TOP_K])
@@ -282,7 +282,7 @@ class _Trial:
                 f"{len(lost)} of {len(rows)} sampled rows do not find themselves, the first being "
                 f"that of id {first!r}"
             )
-        others = scores[others_of(near, rows)].reshape(len(rows), -1)
+        others = without_own(scores, near, rows)
         gate.found["recall"] = found = recall(best, others)
         gate.blame(_below(found, gate.bound["recall"], "sampled rows"))
 

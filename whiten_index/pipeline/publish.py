@@ -29,7 +29,7 @@ from whiten_index.index.faiss_build import CodeReuse, IndexBuildResult, build_fa
 from whiten_index.index.library import INDEX, describe_faiss
 from whiten_index.index.ondisk_ivf import IVF_DATA
 from whiten_index.index.transforms import is_lossy
-from whiten_index.index.tuning import has_parameters, others_of, without_own
+from whiten_index.index.tuning import has_parameters, without_own
 from whiten_index.paths import is_uri
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.encode import EncodeReport
@@ -297,10 +297,10 @@ def _quality(encoded: EncodeReport, bundle: Bundle, seed: int) -> dict[str, floa
     rows, queries, again = _drawn_queries(encoded, bundle, seed)
     given = encoded.store, encoded.record, bundle.whitening, queries
     best, near = remote_call(encoded.executor, encoded.stages, _raw_neighbours, *given)
-    best = best[others_of(near, rows)].reshape(len(rows), -1)
+    best = without_own(best, near, rows)
     _, found = bundle.search(queries, _TOP_K + 1, rescorer=again, by_row=True)
     raw = Reranker(*given[:3], candidates=0, by=EMBEDDINGS)
-    share = recall(best, raw(queries, without_own(found, rows)))
+    share = recall(best, raw(queries, without_own(found, found, rows)))
     return None if share is None else {"agreement_at_10": share, "queries": len(rows)}
 
 
