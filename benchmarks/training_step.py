@@ -24,7 +24,7 @@ from whiten_index.corpus.corpus_config import CorpusConfig
 from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.training.contrastive_model import contrastive_model
 from whiten_index.training.group_whitening import ShuffledGroupWhitening
-from whiten_index.training.train import model_of, read_sentences
+from whiten_index.training.train import read_sentences, require_trainable
 from whiten_index.training.training_config import GroupMap, TrainingConfig
 
 SENTENCES, BATCH, POSITIVES = 100_000, 64, 3
@@ -52,7 +52,7 @@ def steps(model: str | None) -> Iterator[dict[str, Any]]:
         "simcse": TrainingConfig(whiten=False, **base),
         "whitened-zca": TrainingConfig(**base),
     }
-    spec, folder = model_of(configs["simcse"])
+    spec, folder = require_trainable(configs["simcse"])
     sentences = read_sentences(
         ParquetCorpus.open(
             CorpusConfig(sources=(corpus,), text_columns=("text",), limit=SENTENCES)

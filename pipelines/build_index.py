@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 
 from whiten_index.cli.log_lines import Ending, LogLines, run_job
-from whiten_index.cli.schema_options import read_job
+from whiten_index.cli.schema_options import read_toml, rename_keys
 from whiten_index.cli.signals import stop_on_signals
 from whiten_index.options import job_keys
 from whiten_index.pipeline.build import build_index
@@ -28,7 +28,8 @@ def run(job: Path) -> int:
 
 
 def _build(job: Path) -> Ending:
-    report = build_index(BuildConfig(**read_job(job, job_keys(BuildConfig))), progress=LogLines())
+    values = rename_keys(read_toml(job), job_keys(BuildConfig), where=f"job file {job}")
+    report = build_index(BuildConfig(**values), progress=LogLines())
     return Ending("up_to_date" if report.up_to_date else "published", report.to_json())
 
 

@@ -46,13 +46,7 @@ from whiten_index.errors import ConfigError, EncoderError, WhiteningError
 from whiten_index.evaluation.sts_sets import read_sts
 from whiten_index.measure.eval_config import EvalConfig
 from whiten_index.measure.evaluate_sts import evaluate_sts
-from whiten_index.training.train import (
-    CURVES_FILE,
-    model_of,
-    read_dev,
-    require_trainable,
-    train_encoder,
-)
+from whiten_index.training.train import CURVES_FILE, read_dev, require_trainable, train_encoder
 from whiten_index.training.training_config import TrainingConfig
 
 RESULTS, TABLES, FIGURES = "results.jsonl", "results.md", "figures"
@@ -287,7 +281,7 @@ class Job:
     def _result(self, run: Run, key: str) -> dict[str, Any]:
         folder = self._folder(key)
         config = self.config(run, folder)
-        pooling = model_of(config)[0].pooling
+        pooling = require_trainable(config)[0].pooling
         report = train_encoder(config, pairs=self.dev, progress=LogLines())
         with (folder / CURVES_FILE).open(encoding="utf-8") as file:
             curves = [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]

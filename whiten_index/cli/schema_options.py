@@ -165,11 +165,6 @@ def paths_from(folder: Path, value: Any, *, mark: str = "://") -> Any:
     return str(folder / value) if path else value
 
 
-def read_job(path: Path, names: Mapping[str, str]) -> dict[str, Any]:
-    """Read a job file of known keys; see ``read_toml`` and ``rename_keys``."""
-    return rename_keys(read_toml(path), names, where=f"job file {path}")
-
-
 def rename_keys(
     values: Mapping[str, Any], names: Mapping[str, str], *, where: str
 ) -> dict[str, Any]:
@@ -200,14 +195,15 @@ def _read_job(
         own |= dict.fromkeys([name, *flags], name)
     # One job serves a build and other commands, which ignore what only a build knows.
     known = {**job_keys(BuildOptions), **own}
-    job = read_job(Path(path), known)
+    where = f"job file {path}"
+    job = rename_keys(read_toml(Path(path)), known, where=where)
     context.meta[_JOB], context.default_map = checked, by_click = {}, {}
     for name in job.keys() & params.keys():
         # A schema checks its values, and click all others.
         if isinstance(params[name], GroupedOption) and not all_by_click:
             checked[name] = job[name]
         else:
-            by_click[name] = _as_words(params[name], job[name], where=f"job file {path}")
+            by_click[name] = _as_words(params[name], job[name], where=where)
 
 
 def _as_words(parameter: click.Parameter, value: Any, *, where: str) -> list[str] | str:

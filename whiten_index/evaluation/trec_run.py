@@ -169,7 +169,6 @@ def read_run(path: str | Path) -> Run:
     a document twice, since which of the two scores counts would change the figures.
     """
     path = Path(path)
-    check_run_path(path)
     table = LabelTable.read(path, RUN_ENDINGS, {*_READ, _HITS}, bare=_TREC_FIELDS)
     ranks_whole = path.suffix == JSONL
     for name in (_READ[0], _HITS) if ranks_whole else _READ:

@@ -169,8 +169,9 @@ def read_sentences(corpus: ParquetCorpus, *, batch_size: int) -> list[str]:
     return texts
 
 
-def model_of(config: TrainingConfig) -> tuple[EncoderSpec, ModelFolder]:
-    """Return the model that is trained, with its pooling."""
+def require_trainable(config: TrainingConfig) -> tuple[EncoderSpec, ModelFolder]:
+    """Return the model that is trained; refuse an impossible training before anything is read."""
+    require_installed("torch", "transformers", by="training", extra="train")
     require_local(config.model, by="training")
     asked = EncoderConfig(
         model=config.model,
@@ -196,13 +197,6 @@ def model_of(config: TrainingConfig) -> tuple[EncoderSpec, ModelFolder]:
     alone = str(folder.config.get("model_type")) in ENCODER_CLASSES
     if alone or folder.config.get("is_encoder_decoder"):
         raise ConfigError(f"{spec.model} is an encoder-decoder; train an encoder such as BERT")
-    return spec, folder
-
-
-def require_trainable(config: TrainingConfig) -> tuple[EncoderSpec, ModelFolder]:
-    """Return the model that is trained; refuse an impossible training before anything is read."""
-    require_installed("torch", "transformers", by="training", extra="train")
-    spec, folder = model_of(config)
     from whiten_index.training.contrastive_model import head_whitening, require_device
 
     require_device(config)

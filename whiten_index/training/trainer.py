@@ -11,12 +11,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import AfterValidator, TypeAdapter
+from pydantic import TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -53,15 +53,8 @@ class _Checkpoint(Described):
 _SCHEMA = Schema("checkpoint", 1, _Checkpoint)
 
 
-def _with_step(row: dict[str, int | float]) -> dict[str, int | float]:
-    if "step" not in row:
-        raise ValueError("a row of its curves has no step")
-    return row
-
-
-_Row = Annotated[dict[str, int | float], AfterValidator(_with_step)]
 # Losses since the last row of the curves, and those rows.
-_LOGGED = TypeAdapter(tuple[list[float], list[_Row]])
+_LOGGED = TypeAdapter(tuple[list[float], list[dict[str, int | float]]])
 
 
 def run(
@@ -222,6 +215,7 @@ class _State:
                 self._scaler.load_state_dict(state["scaler"])
                 given = state["losses"], state["curves"]
                 self._losses, self.curves = _LOGGED.validate_python(given, strict=True)
+                _ = self.best_row  # each row of them has a step
                 self._model.load_state_dict(load_file(path / _WEIGHTS))
                 if exists(path / _BEST_WEIGHTS):
                     # The file is mapped, and goes with its checkpoint.
