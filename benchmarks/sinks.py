@@ -219,7 +219,7 @@ class Measurement:
     def lines(self, rounds: int) -> Iterator[dict[str, Any]]:
         """Yield all figures."""
         source = self.corpus.source(self.k, self.dtype)
-        batches = tuple(source.batches(0, Progress()))
+        batches = tuple(source.batches(range(len(source)), Progress()))
         rows = Rows(source.layout, source.pushed(), batches)
         facts = {**self.facts, "rows": len(rows), "k": rows.layout.k}
         queries = unit_rows(source.whitening.apply(self.corpus.held_out)).astype(np.float32)

@@ -91,7 +91,8 @@ class Writer(AliasWriter):
             assert collection not in self.there.aliases.values(), "users see what is dropped"
             del self.there.metadata[collection]
 
-    def _point_alias(self, collection: str, *, replaces: bool) -> None:
+    def _point_alias(self, collection: str | None, *, replaces: bool) -> None:
+        assert collection is not None
         with self.there.writing("alias", collection):
             assert replaces == ("docs" in self.there.aliases)
             self.there.aliases["docs"] = collection
@@ -106,7 +107,7 @@ class Writer(AliasWriter):
         with self.there.writing("build", held.name):
             pass
 
-    _count = _fetch = _searching = _drop_alias = NotImplemented
+    _count = _fetch = _searching = NotImplemented
 
     def close(self) -> None:
         pass

@@ -14,14 +14,9 @@ from whiten_index import PushConfig, push_index
 from whiten_index.errors import ConfigError
 from whiten_index.vectordb import duckdb_writer, sqlite_writer
 from whiten_index.vectordb.database_writer import DatabaseWriter
-from whiten_index.vectordb.engine_options import (
-    Code,
-    LanceOptions,
-    MilvusOptions,
-    PostgresOptions,
-    QdrantOptions,
-)
+from whiten_index.vectordb.engine_options import Code, LanceOptions, MilvusOptions, QdrantOptions
 from whiten_index.vectordb.file_options import DuckOptions, SqliteOptions
+from whiten_index.vectordb.postgres_options import PostgresOptions
 from whiten_index.vectordb.push import plan_push
 from whiten_index.vectordb.registry import open_writer, require_database
 

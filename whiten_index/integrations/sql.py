@@ -17,6 +17,7 @@ from whiten_index.artifacts.atomic import replacing, require_path, require_repla
 from whiten_index.artifacts.files import read_bytes, writing
 from whiten_index.errors import ConfigError
 from whiten_index.search.query_transform import QueryTransform
+from whiten_index.vectordb.engine_support import literal, quoted
 from whiten_index.whitening.transform import Whitening
 
 RUN = "psql -v ON_ERROR_STOP=1 -f"
@@ -53,7 +54,7 @@ def export_sql(
         raise ConfigError(f"dtype {dtype!r} is unknown; use {' or '.join(_TYPES)}")
     if not (name + schema).isprintable():
         raise ConfigError(f"--name {name!r} or --schema {schema!r} is not printable; give another")
-    function = ".".join('"' + each.replace('"', '""') + '"' for each in (schema, name))
+    function = f"{quoted(schema)}.{quoted(name)}"
     facts = _facts(transform)
     whitening, affine = transform.whitening, transform.whitening.export(centered=True)
     # pgvector has the negative of the inner product.
@@ -64,8 +65,8 @@ def export_sql(
         facts=facts,
         # In no name that anybody chose.
         tag=f"$whiten_{transform.query_digest}$",
-        signature=_literal(f"{function}(vector)"),
-        ours=_literal(_OURS),
+        signature=literal(f"{function}(vector)"),
+        ours=literal(_OURS),
         name=function,
         type=_TYPES[dtype],
         # In units of one operator: the planner's price of a call.
@@ -74,7 +75,7 @@ def export_sql(
         steps="\n".join(f"  embedding := {step};" for step in _steps(whitening)),
         scaled="l2_normalize" if whitening.similarity == "cosine" else "",
         terms=terms,
-        comment=_literal(_OURS + facts),
+        comment=literal(_OURS + facts),
     ).encode()
     data += _last_line(data)
     path = require_path(file)
@@ -129,7 +130,3 @@ def _facts(transform: QueryTransform) -> str:
     line = " ".join("; ".join(facts).split())
     # Also bytes of a path that are no text, which Python has as surrogates.
     return "".join(letter if letter.isprintable() else "?" for letter in line)
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"

@@ -63,11 +63,8 @@ class AliasWriter(DatabaseWriter):
     def _drop(self, collection: str) -> None: ...
 
     @abstractmethod
-    def _point_alias(self, collection: str, *, replaces: bool) -> None:
-        """Let the alias point to a collection, in one step."""
-
-    @abstractmethod
-    def _drop_alias(self) -> None: ...
+    def _point_alias(self, collection: str | None, *, replaces: bool) -> None:
+        """Let the alias point to a collection, in one step; None drops it."""
 
     # The life of tables.
 
@@ -122,7 +119,7 @@ class AliasWriter(DatabaseWriter):
                 remove_path(each)
 
     def _remove(self, published: Stored) -> None:
-        self._drop_alias()
+        self._point_alias(None, replaces=True)
         self._drop_all([published])
 
     # Collections and their metadata.

@@ -152,12 +152,12 @@ class MilvusWriter(AliasWriter):
     def _drop(self, collection: str) -> None:
         self._milvus.drop_collection(collection)
 
-    def _point_alias(self, collection: str, *, replaces: bool) -> None:
-        point = self._milvus.alter_alias if replaces else self._milvus.create_alias
-        point(collection, self._name)
-
-    def _drop_alias(self) -> None:
-        self._milvus.drop_alias(self._name)
+    def _point_alias(self, collection: str | None, *, replaces: bool) -> None:
+        if collection is None:
+            self._milvus.drop_alias(self._name)
+        else:
+            point = self._milvus.alter_alias if replaces else self._milvus.create_alias
+            point(collection, self._name)
 
     def _upsert(self, stored: Stored, rows: pa.RecordBatch, layout: Layout) -> None:
         for part in parts(rows):

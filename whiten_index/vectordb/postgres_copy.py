@@ -18,8 +18,9 @@ from whiten_index.artifacts.prefetch import ahead
 from whiten_index.corpus.arrow_types import replaced_leaves
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError, DatabaseError, first_line
-from whiten_index.vectordb.engine_options import VECTOR_TYPES
 from whiten_index.vectordb.json_rows import from_objects, is_bytes, to_objects
+from whiten_index.vectordb.postgres_options import VECTOR_TYPES
+from whiten_index.vectordb.postgres_server import composed
 from whiten_index.vectordb.pushed_table import VECTOR, Ids, Layout, RowsError
 
 _LONGEST_NAME = 63
@@ -107,22 +108,18 @@ class RowFormat:
 
     def definition(self) -> sql.Composable:
         """Return the columns as CREATE TABLE takes them."""
-        vector = sql.SQL("{}({})").format(
-            sql.Identifier(self.extension, VECTOR_TYPES[self.layout.dtype]),
-            sql.Literal(self.layout.k),
-        )
-        types = {VECTOR: vector, **{name: sql.SQL(of.sql) for name, of in self.types.items()}}
-        return sql.SQL(", ").join(
-            sql.SQL("{} {}").format(sql.Identifier(name), types[name])
-            for name in self.layout.schema.names
-        )
+        of_vectors = sql.Identifier(self.extension, VECTOR_TYPES[self.layout.dtype])
+        types = {name: sql.SQL(of.sql) for name, of in self.types.items()}
+        types[VECTOR] = composed("{}({})", of_vectors, sql.Literal(self.layout.k))
+        names = self.layout.schema.names
+        return sql.SQL(", ").join(composed("{} {}", name, types[name]) for name in names)
 
     def copy(self, connection: Any, table: sql.Composable, rows: pa.RecordBatch) -> None:
         """Add rows to a table in blocks of PostgreSQL's binary format, each made one ahead.
 
         The format is that of https://www.postgresql.org/docs/current/sql-copy.html.
         """
-        order = sql.SQL("COPY {} FROM STDIN (FORMAT BINARY)").format(table)
+        order = composed("COPY {} FROM STDIN (FORMAT BINARY)", table)
         client = psycopg.adapt.Transformer(connection)
         step = max(1, _BLOCK_BYTES * len(rows) // max(rows.nbytes, 1))
 
@@ -140,15 +137,14 @@ class RowFormat:
 
     def fetch(self, connection: Any, table: sql.Composable, ids: Ids) -> pa.Table:
         """Return the rows with some ids."""
-        names = sql.SQL(", ").join(
-            sql.SQL("{}::real[]" if name == VECTOR else "{}").format(sql.Identifier(name))
-            for name in self.layout.schema.names
-        )
-        order = sql.SQL("SELECT {} FROM {} WHERE {} = ANY({}::{}[])")
-        parts = sql.Identifier(ID), sql.Literal(list(ids)), sql.SQL(self.types[ID].sql)
-        with connection.cursor(binary=True) as cursor:
-            found = cursor.execute(order.format(names, table, *parts)).fetchall()
         schema = self.layout.schema
+        names = sql.SQL(", ").join(
+            composed("{}::real[]" if name == VECTOR else "{}", name) for name in schema.names
+        )
+        given = ID, sql.Literal(list(ids)), sql.SQL(self.types[ID].sql)
+        order = composed("SELECT {} FROM {} WHERE {} = ANY({}::{}[])", names, table, *given)
+        with connection.cursor(binary=True) as cursor:
+            found = cursor.execute(order).fetchall()
         columns = list(zip(*found, strict=True)) or [()] * len(schema)
         arrays = [self._decoded(*each) for each in zip(schema, columns, strict=True)]
         return pa.Table.from_arrays(arrays, schema=schema)

@@ -13,7 +13,7 @@ from psycopg import conninfo, sql
 
 from whiten_index.errors import ConfigError, DatabaseError, first_line, hide_secrets
 from whiten_index.paths import require_no_secret
-from whiten_index.vectordb.engine_options import EXTENSIONS, PostgresOptions
+from whiten_index.vectordb.postgres_options import EXTENSIONS, PostgresOptions
 
 # A server has those of its release. Loads and index builds take long.
 _TIMEOUTS = (

@@ -29,15 +29,15 @@ from psycopg import sql
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.database_writer import DatabaseWriter, Find, Hit, Stored
-from whiten_index.vectordb.engine_options import (
+from whiten_index.vectordb.engine_options import Effort
+from whiten_index.vectordb.postgres_copy import RowFormat
+from whiten_index.vectordb.postgres_options import (
     EXTENSIONS,
     MOST_INDEXED,
     OPERATORS,
     VECTOR_TYPES,
-    Effort,
     PostgresOptions,
 )
-from whiten_index.vectordb.postgres_copy import RowFormat
 from whiten_index.vectordb.postgres_server import (
     ADDITIONS,
     CARRY,

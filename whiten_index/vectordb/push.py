@@ -180,7 +180,7 @@ def _write_file(config: PushConfig, stages: Stages) -> PushReport:
         _require_rows(config, str(path), source, before, there=before.rows)
         found = {"was": before.version, "rows_before": before.rows}
     with stages.stage("write", len(source)) as watcher:
-        batches = source.batches(0, watcher)
+        batches = source.batches(range(len(source)), watcher)
         write_rows(path, source.layout, after, batches, before=before)
     notes = _note_new_queries(stages, before, after)
     target, why = " and ".join(map(str, written_files(path))), "a file is written as a whole"
@@ -248,8 +248,9 @@ class _TablePush:
     def _fill(self, why: str) -> PushReport:
         resumed = self._begin()
         try:
-            with self.stages.stage("push", len(self.source) - resumed) as watcher:
-                for batch in self.source.batches(resumed, watcher):
+            rows = range(resumed, len(self.source))
+            with self.stages.stage("push", len(rows)) as watcher:
+                for batch in self.source.batches(rows, watcher):
                     self.writer.append(batch)
             with self.stages.stage("index", len(self.source)):
                 self.writer.finish()
@@ -261,8 +262,7 @@ class _TablePush:
         # Rows may have come while this took hours.
         self._published()
         self.writer.swap()
-        pushed = len(self.source) - resumed
-        return self._report("all", why, pushed=pushed, resumed=resumed, check=check)
+        return self._report("all", why, pushed=len(rows), resumed=resumed, check=check)
 
     def _begin(self) -> int:
         """Begin or resume the pending table; return the number of rows that it has."""
@@ -287,9 +287,8 @@ class _TablePush:
                 ids = delta.gone.to_pylist()
                 changes.delete(ids)
                 watcher.advance(len(ids))
-                for batch in self.source.batches_of(delta.rows):
+                for batch in self.source.batches(delta.rows, watcher):
                     changes.upsert(batch)
-                    watcher.advance(batch.num_rows)
             check = self._checked(pending=False, among=delta.rows)
         return self._report(
             "changes", why, pushed=len(delta.rows), deleted=delta.deleted, check=check
@@ -403,7 +402,7 @@ def check_rows(
     rows = np.sort(rng.choice(total, size, replace=False)) if size else np.empty(0, np.int64)
     if not len(rows):
         return found, faults
-    sent = pa.Table.from_batches(source.batches_of(rows))
+    sent = pa.Table.from_batches(source.batches(rows, Progress()))
     ids = list(dict.fromkeys(sent[ID].to_pylist()))
     there = writer.fetch(ids, source.layout, pending=pending)
     found["compared"] = len(rows)

@@ -153,10 +153,8 @@ class PushSource:
             columns=tuple(self.layout.schema.names),
         )
 
-    def _blocks(self, start: int = 0) -> Iterator[NDArray[np.int64]]:
-        """Yield the numbers of all rows from ``start`` on, in order, in blocks."""
-        for some in blocks(range(start, len(self)), self.rows_at_once):
-            yield np.arange(some.start, some.stop)
+    def _blocks(self, rows: range | NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+        return map(np.asarray, blocks(rows, self.rows_at_once))
 
     def _parts(self, rows: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], pa.Table]]:
         """Yield rows with their documents, in parts whose texts fit in memory."""
@@ -184,24 +182,19 @@ class PushSource:
         found = with_vectors(table, self._vectors(rows), self.layout.schema)
         return list(found.combine_chunks().to_batches())
 
-    def batches(self, start: int, watcher: Progress) -> Iterator[pa.RecordBatch]:
-        """Yield all rows from ``start`` on, in order; the next are read while these are used."""
-        parts = chain.from_iterable(map(self._parts, self._blocks(start)))
+    def batches(
+        self, rows: range | NDArray[np.int64], watcher: Progress
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield rows by their numbers, in that order; the next are read while these are used."""
+        parts = chain.from_iterable(map(self._parts, self._blocks(rows)))
         for batches in ahead(parts, self._complete):
             for batch in batches:
                 yield batch
                 watcher.advance(batch.num_rows)
 
-    def batches_of(self, wanted: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
-        """Yield rows by their numbers, in that order, in batches."""
-        for some in blocks(wanted, self.rows_at_once):
-            for part in self._parts(some):
-                yield from self._complete(part)
-
     def vectors(self) -> Iterator[NDArray[np.float32]]:
         """Yield the vectors (n, k) of all rows, in order, in blocks."""
-        for some in self._blocks():
-            yield self._vectors(some)
+        return map(self._vectors, self._blocks(range(len(self))))
 
     @cached_property
     def _embeddings(self) -> CorpusEmbeddings:

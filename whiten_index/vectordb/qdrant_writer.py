@@ -184,18 +184,13 @@ class QdrantWriter(AliasWriter):
     def _drop(self, collection: str) -> None:
         self._client.delete_collection(collection)
 
-    def _point_alias(self, collection: str, *, replaces: bool) -> None:
+    def _point_alias(self, collection: str | None, *, replaces: bool) -> None:
         gone = models.DeleteAlias(alias_name=self._name)
-        made = models.CreateAlias(collection_name=collection, alias_name=self._name)
         steps: list[Any] = [models.DeleteAliasOperation(delete_alias=gone)] if replaces else []
-        steps.append(models.CreateAliasOperation(create_alias=made))
+        if collection is not None:
+            made = models.CreateAlias(collection_name=collection, alias_name=self._name)
+            steps.append(models.CreateAliasOperation(create_alias=made))
         self._client.update_collection_aliases(change_aliases_operations=steps)
-
-    def _drop_alias(self) -> None:
-        gone = models.DeleteAlias(alias_name=self._name)
-        self._client.update_collection_aliases(
-            change_aliases_operations=[models.DeleteAliasOperation(delete_alias=gone)]
-        )
 
     def _upsert(self, stored: Stored, rows: pa.RecordBatch, layout: Layout) -> None:
         if not len(rows):

@@ -16,10 +16,10 @@ from whiten_index.vectordb.engine_options import (
     EngineOptions,
     LanceOptions,
     MilvusOptions,
-    PostgresOptions,
     QdrantOptions,
 )
 from whiten_index.vectordb.file_options import DuckOptions, SqliteOptions
+from whiten_index.vectordb.postgres_options import PostgresOptions
 
 if TYPE_CHECKING:
     from whiten_index.vectordb.database_writer import DatabaseWriter
