@@ -70,7 +70,7 @@ def test_a_column_of_a_name_that_milvus_keeps_for_itself(writer: DatabaseWriter,
     rows.fill(writer)
     rows.assert_held(writer)
     reserved = Rows.make(3, **{name: pa.array(range(3))})
-    with pytest.raises(ConfigError, match=r"keeps the name .* rename this column"):
+    with pytest.raises(ConfigError, match=r"Milvus Lite .* cannot give a column the name"):
         writer.begin(reserved.pushed, reserved.layout)
 
 

@@ -1,5 +1,6 @@
 """Interface of the vector databases that rows can be pushed to, and what their writers share."""
 
+import re
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +13,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.prefetch import blocks
-from whiten_index.errors import DatabaseError, WhitenIndexError
+from whiten_index.errors import ConfigError, DatabaseError, WhitenIndexError
+from whiten_index.paths import cut
 from whiten_index.vectordb.engine_options import Effort
 from whiten_index.vectordb.pushed_table import Ids, Layout, PushedTable
 
@@ -62,6 +64,7 @@ class DatabaseWriter(ABC):
     target: str  # address and name without credentials
     adds_and_counts = False  # whether the engine's `_add` counts the rows in the same step
     ids_at_once = 500  # ids of one request
+    column_form = r"[^\0]+"  # of the names that the engine can give to kept columns
     exact_only = False  # whether all vectors are read by each search, as in a stand-in for tests
     # Process that builds indexes, None if it is not on this machine.
     process: int | None = None
@@ -94,6 +97,12 @@ class DatabaseWriter(ABC):
 
     def begin(self, pushed: PushedTable, layout: Layout) -> None:
         """Create an empty pending table, replacing any other."""
+        for name in layout.kept:
+            if not re.fullmatch(self.column_form, name):
+                raise ConfigError(
+                    f"{self.engine} cannot give a column the name {cut(name)!r}; rename it in the "
+                    "corpus, or leave it out of --keep"
+                )
         made = replace(pushed, done=0, changing="", lease=secrets.token_hex(8))
         with self._reporting("a new table could not be made"):
             self._require_replaceable()

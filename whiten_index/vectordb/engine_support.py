@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from whiten_index.artifacts.atomic import require_plain_target
 from whiten_index.artifacts.files import (
+    exists,
     is_file,
     is_folder,
     is_link,
@@ -148,6 +149,8 @@ def require_engine_file(
         lacks = "is a folder" if is_folder(file) else "is in a folder that does not exist"
         raise ConfigError(f"{shown} {lacks}; name a file in an existing folder")
     real = resolved(file)
+    if not exists(real):
+        require_no_link(file)
     for end in ("", *_LOGS):
         beside = real.with_name(real.name + end)
         _require_plain(beside)

@@ -68,6 +68,7 @@ class LanceWriter(DatabaseWriter):
     """One table of LanceDB; see ``DatabaseWriter``."""
 
     adds_and_counts = True
+    column_form = r"[^.\0]+"
     # In one condition: some hundred kilobytes of text to parse.
     ids_at_once = 10_000
 

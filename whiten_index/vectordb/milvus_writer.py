@@ -30,8 +30,6 @@ from whiten_index.vectordb.json_rows import table_of, to_objects
 from whiten_index.vectordb.pushed_table import METADATA, VECTOR, Ids, Layout, vectors_of
 
 _PRIMARY = "pk"
-# Names that the client or Milvus Lite keep for themselves.
-_RESERVED = (_PRIMARY, "$meta", "_seq", "_partition", "count(*)")
 _LONGEST_TEXT = 65_535
 _NOT_IN_LITE = ("ivf_pq", "ivf_rabitq", "scann")
 _EXACT_INDEXES = ("FLAT", "BRUTE_FORCE")
@@ -53,6 +51,9 @@ for _name in ("pymilvus", "milvus_lite", "grpc"):
 
 class MilvusWriter(AliasWriter):
     """One alias of Milvus; see ``DatabaseWriter``."""
+
+    # The client or Milvus Lite keep some names for themselves.
+    column_form = r"(?!(?:pk|\$meta|_seq|_partition|count\(\*\))$)[^\0]+"
 
     def __init__(self, address: str, name: str, options: MilvusOptions, *, make: bool) -> None:
         super().__init__(name)
@@ -139,11 +140,6 @@ class MilvusWriter(AliasWriter):
             raise ConfigError(
                 f"{self.engine} has no index {self._options.index}; give another with --option "
                 "index=NAME, or push to a Milvus server"
-            )
-        if reserved := set(layout.kept) & set(_RESERVED):
-            raise ConfigError(
-                f"Milvus keeps the name {min(reserved)!r} for itself; rename this column in the "
-                "corpus, or leave it out of --keep"
             )
         self._milvus.create_collection(
             collection, schema=collection_schema(layout), properties={METADATA: description}

@@ -41,8 +41,6 @@ _DESCRIPTIONS_MADE = f"CREATE TABLE {_DESCRIPTIONS} (name, pending, description)
 _DESCRIBED = f"FROM {_DESCRIPTIONS} WHERE name = ? AND pending = ?"
 # In place of a table's name and state: the file is in the mode WAL for a push alone.
 _NOTE = ("", "mode")
-# Columns that the views have and rows do not.
-_OWN = {"rowid", "distance", "k", "code"}
 _CACHE_KILOBYTES = 65_536
 # Rows of a chunk of vectors in vec0.
 _CHUNK_ROWS = 1024
@@ -64,6 +62,8 @@ _SIZES = (
 class SqliteWriter(FileWriter):
     """One table of a file of SQLite; see ``DatabaseWriter``."""
 
+    # The views have columns of their own.
+    column_form = r"(?i:(?!(?:rowid|distance|k|code)$)[^\0]+)"
     begin_writing = "BEGIN IMMEDIATE"
     refusals = (apsw.ConstraintError, apsw.TooBigError, apsw.MismatchError)
 
@@ -353,11 +353,6 @@ def definitions(name: str, layout: Layout, *, coded: bool) -> list[str]:
         raise ConfigError(
             "--option code=bit needs vectors of 8, 16, 24, … numbers, and these have "
             f"{layout.k}; give --k, or leave it out"
-        )
-    if taken := [each for each in layout.schema.names if each.lower() in _OWN]:
-        raise ConfigError(
-            f"column {taken[0]!r} has the name of one of the view's own in SQLite; rename it in "
-            "the corpus, or leave it out of --keep"
         )
     kept = [quoted(each) for each in layout.schema.names if each != VECTOR]
     code = f", code bit[{layout.k}]" * coded

@@ -38,9 +38,11 @@ def test_nothing_is_written_where_a_link_leads(
     file, log = (tmp_path / "docs.db" if linked else real), real.with_name(real.name + end)
     mine.write_text("mine")
     real.parent.mkdir()
-    Rows.make(20).push_to(f"{name}://{real}")
     if linked:
         file.symlink_to(real)
+        with pytest.raises(ConfigError, match=r"docs\.db is a link, through which"):
+            open_writer(f"{name}://{file}", "docs")
+    Rows.make(20).push_to(f"{name}://{real}")
     for make, put in product((True, False), (log.symlink_to, log.hardlink_to)):
         put(mine)
         with pytest.raises(ConfigError, match=f"docs.db{end} is a link, through which"):

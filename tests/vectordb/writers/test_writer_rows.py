@@ -195,6 +195,19 @@ def test_names_of_columns_that_differ_by_case_alone(
         kept.assert_held(writer)
 
 
+@pytest.mark.parametrize("name", ["", "a\0b", "a.b"])
+def test_names_that_an_engine_cannot_give_to_columns(writer: DatabaseWriter, name: str) -> None:
+    """LanceDB takes a dot for a step into a struct."""
+    rows = Rows.make(2, **{name: pa.array(["a", "b"])})
+    if name == "a.b" and not writer.engine.startswith("LanceDB"):
+        rows.fill(writer)
+        rows.assert_held(writer)
+    else:
+        with pytest.raises(ConfigError, match="cannot give a column the name"):
+            writer.begin(rows.pushed, rows.layout)
+        assert writer.pending() is None
+
+
 def test_sizes_and_removal(writer: DatabaseWriter) -> None:
     rows = Rows.make(2000, k=32)
     writer.remove()
