@@ -41,6 +41,7 @@ class Guard:
         self._app, self._options, self._metrics = app, options, metrics
         self._token, self._most = options.token, options.body_bytes
         self._under_way = 0
+        metrics.under_way.set_function(lambda: self._under_way)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or refuse it."""
@@ -61,7 +62,6 @@ class Guard:
                 await send(message)
 
         self._under_way += 1
-        self._metrics.under_way.set(self._under_way)
         try:
             if (refused := self._refused(scope)) is not None:
                 await refused(scope, receive, send_on)
@@ -78,7 +78,6 @@ class Guard:
             await late(scope, receive, send_on)
         finally:
             self._under_way -= 1
-            self._metrics.under_way.set(self._under_way)
             spent = time.perf_counter() - started
             route = getattr(scope.get("route"), "path", "other")
             self._metrics.request(route, status, spent)

@@ -47,22 +47,17 @@ def mcp_server(service: "Service") -> MCPServer[Any]:
             found = await service.search(body)
         except (WhitenIndexError, ValueError) as error:
             raise ToolError(str(error)) from error
-        return _plain({**found, "results": found["results"][0]["hits"]})
+        plain: dict[str, Any] = pydantic_core.to_jsonable_python(
+            {**found, "results": found["results"][0]["hits"]}, fallback=str, inf_nan_mode="null"
+        )
+        return plain
 
     @server.tool()
     async def describe_index(index: str | None = None) -> dict[str, Any]:
         """Say what an index holds: its rows, its columns, its version and its size."""
         try:
-            name = service.find(index).name
+            return service.find(index).summary()
         except WhitenIndexError as error:
             raise ToolError(str(error)) from error
-        return next(each for each in service.summaries() if each["name"] == name)
 
     return server
-
-
-def _plain(value: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = pydantic_core.to_jsonable_python(
-        value, fallback=str, inf_nan_mode="null"
-    )
-    return found

@@ -137,6 +137,21 @@ class ServedIndex:
                     self._comparison = kept
             return kept
 
+    def summary(self) -> dict[str, Any]:
+        """Return name, version and size."""
+        bundle = self.opened.bundle
+        return {
+            "name": self.name,
+            "version": bundle.version,
+            "rows": len(bundle),
+            "dim": bundle.dim,
+            "k": bundle.whitening.k,
+            "similarity": bundle.whitening.similarity,
+            "columns": list(bundle.documents.columns),
+            "texts": self.encodes,
+            "fault": self.fault,
+        }
+
     def _with_store(self, read: Callable[[str | None], T]) -> T:
         """Read with the store that was given or, if that is of another index, the recorded one."""
         try:
@@ -311,23 +326,7 @@ class Service:
 
     def summaries(self) -> list[dict[str, Any]]:
         """Return name, version and size of each index."""
-        found = []
-        for each in self.indexes.values():
-            bundle = each.opened.bundle
-            found.append(
-                {
-                    "name": each.name,
-                    "version": bundle.version,
-                    "rows": len(bundle),
-                    "dim": bundle.dim,
-                    "k": bundle.whitening.k,
-                    "similarity": bundle.whitening.similarity,
-                    "columns": list(bundle.documents.columns),
-                    "texts": each.encodes,
-                    "fault": each.fault,
-                }
-            )
-        return found
+        return [each.summary() for each in self.indexes.values()]
 
     def describe(self, name: str | None) -> dict[str, Any]:
         """Return what ``whiten-index inspect`` knows of the version that answers, without paths."""
