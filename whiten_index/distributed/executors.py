@@ -85,11 +85,6 @@ class Failure:
     item: Any
     error: BaseException  # of its last try
 
-    @property
-    def reason(self) -> str:
-        """Why it failed, as text."""
-        return str(self.error) or type(self.error).__name__
-
 
 class Executor(ABC):
     """Runs work on items."""
@@ -329,35 +324,31 @@ def remote_call(
 ) -> Any:
     """Return ``function(stages, *args)``, called on a worker where there are workers.
 
-    The worker's stages and notes are replayed to ``stages`` when it is done.
+    The worker's stages and notes are told to ``stages`` when it is done.
     """
     if not executor.remote:
         return function(stages, *args)
     ((result, remote),) = executor.map(functools.partial(_recorded, function), [args])
-    for name, *arguments in remote.watcher.events:
-        getattr(stages.watcher, name)(*arguments)
-        if name == "start":
-            stages.watcher.advance(arguments[1])
+    for name, seconds in remote.seconds.items():
+        stages.watcher.start(name, remote.rows[name])
+        stages.watcher.advance(remote.rows[name])
+        stages.watcher.finish(name, seconds)
+    for message in remote.watcher.notes:
+        stages.watcher.note(message)
     stages.add(remote.seconds, remote.rows)
     return result
 
 
 def _recorded(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, Stages]:
-    stages = Stages(_Recorder())
+    stages = Stages(_Notes())
     return function(stages, *args), stages
 
 
-class _Recorder(Progress):
-    """Keeps names and arguments of calls but advances: a replayed stage advances as a whole."""
+class _Notes(Progress):
+    """Keeps the notes."""
 
     def __init__(self) -> None:
-        self.events: list[tuple[Any, ...]] = []
-
-    def start(self, stage: str, total: int) -> None:
-        self.events.append(("start", stage, total))
-
-    def finish(self, stage: str, seconds: float) -> None:
-        self.events.append(("finish", stage, seconds))
+        self.notes = list[str]()
 
     def note(self, message: str) -> None:
-        self.events.append(("note", message))
+        self.notes.append(message)

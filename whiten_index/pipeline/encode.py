@@ -308,7 +308,7 @@ def _partial_failure(corpus: ParquetCorpus, failed: Sequence[Failure]) -> Partia
             f"{corpus.files[shard.file].path}, row group {first.row_group} row {first.start} to "
             f"row group {last.row_group} row {last.stop - 1}"
         )
-        items.append({"name": name, "why": failure.reason})
+        items.append({"name": name, "why": str(failure.error) or type(failure.error).__name__})
     shown = "; ".join(f"{each['name']}: {each['why']}" for each in items[:_NAMED])
     more = f"; and {len(items) - _NAMED} more" if len(items) > _NAMED else ""
     counted = "1 shard" if len(failed) == 1 else f"{len(failed)} shards"
