@@ -52,38 +52,37 @@ class IndexBytes:
         return {**vars(self), "total": self.total}
 
 
-def measured_bytes(index: Any) -> IndexBytes:
-    """Return the bytes of a filled index, with or without the transforms before it."""
-    return _bytes_of(index, rows=None)
-
-
 def expected_bytes(factory: str, *, rows: int, dim: int, k: int) -> IndexBytes:
     """Return the bytes of an index of ``rows`` rows, by the structure of the empty one."""
     # Centring, and the matrix.
     transform = IndexBytes(matrix=_FLOAT * (dim + dim * k))
-    return transform + _bytes_of(inner_index(factory, k), rows=rows)
+    return transform + measured_bytes(inner_index(factory, k), rows=rows)
 
 
-def _bytes_of(index: Any, *, rows: int | None) -> IndexBytes:
-    """Return the bytes of an index as it is, or with ``rows`` rows in it."""
+def measured_bytes(index: Any, *, rows: int | None = None) -> IndexBytes:
+    """Return the bytes of an index as it is, or with ``rows`` rows in it.
+
+    It may have the transforms before it.
+    """
     faiss = load_faiss()
     # The holder keeps the object alive: FAISS frees it with its last Python name.
     holder, index = index, faiss.downcast_index(index)
     assert holder is not None
     if isinstance(index, faiss.IndexPreTransform):
-        return IndexBytes(matrix=_transform_bytes(index)) + _bytes_of(index.index, rows=rows)
+        return IndexBytes(matrix=_transform_bytes(index)) + measured_bytes(index.index, rows=rows)
     held = int(index.ntotal) if rows is None else rows
     if isinstance(index, faiss.IndexIVF):
         return _list_bytes(index, held, filled=rows is None)
     if isinstance(index, faiss.IndexHNSW):
         graph = _graph_bytes(index, held, filled=rows is None)
-        return IndexBytes(graph=graph) + _bytes_of(index.storage, rows=rows)
+        return IndexBytes(graph=graph) + measured_bytes(index.storage, rows=rows)
     if isinstance(index, faiss.IndexFastScan):
         # Codes come in blocks, and the last one is filled up.
         held = -(-held // index.bbs) * index.bbs
     size = getattr(index, "code_size", None)
     if size is None:
-        return IndexBytes(codes=_file_bytes(index))
+        # Of no codes, such as additive centroids: as much as its file.
+        return IndexBytes(codes=len(faiss.serialize_index(index)))
     return IndexBytes(codes=held * int(size), codebooks=_codebook_bytes(index))
 
 
@@ -102,7 +101,7 @@ def _list_bytes(index: Any, rows: int, *, filled: bool) -> IndexBytes:
             lists += nlist * int(found.block_size) // 2
     elif isinstance(found, faiss.OnDiskInvertedLists):
         lists = _ON_DISK_LIST * nlist + int(found.totsize) - rows * (size + _ID)
-    quantizer = _bytes_of(index.quantizer, rows=nlist)
+    quantizer = measured_bytes(index.quantizer, rows=nlist)
     return IndexBytes(
         codes=rows * size,
         ids=rows * _ID,
@@ -149,17 +148,3 @@ def _transform_bytes(index: Any) -> int:
             values = getattr(step, name, None)
             size += 0 if values is None else int(values.size()) * _FLOAT
     return size
-
-
-def _file_bytes(index: Any) -> int:
-    """Return the length of the index's file, without writing it."""
-    faiss = load_faiss()
-    written = 0
-
-    def write(data: bytes) -> int:
-        nonlocal written
-        written += len(data)
-        return len(data)
-
-    faiss.write_index(index, faiss.PyCallbackIOWriter(write))
-    return written
