@@ -30,6 +30,7 @@ from whiten_index.cli.streams import PIPE_CLOSED
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import ConfigError, GateError, require_installed
+from whiten_index.options import flag_of
 from whiten_index.paths import cell, shown
 from whiten_index.pipeline.build_options import BuildOptions, EncodeOptions
 from whiten_index.pipeline.update_config import MigrateConfig, UpdateConfig
@@ -289,7 +290,7 @@ def search(
     options = given(options)
     of_queries = {name: options.pop(name) for name in _QUERIES if name in options}
     if queries is None and (run or of_queries):
-        flags = ["--run"] * bool(run) + [f"--{name.replace('_', '-')}" for name in of_queries]
+        flags = ["--run"] * bool(run) + [flag_of(name) for name in of_queries]
         raise click.UsageError(f"{' and '.join(flags)} needs --queries FILE")
     from whiten_index.artifacts.files import exists
     from whiten_index.evaluation.judgements import TEXT_ENDINGS

@@ -21,6 +21,7 @@ from whiten_index.cli.schema_options import (
 )
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.errors import ConfigError
+from whiten_index.options import flag_of
 from whiten_index.vectordb.push_config import DATABASE, PushConfig
 
 MATRIX, QUERY, MODEL, SQL = "matrix", "query", "sentence-transformers", "sql"
@@ -73,7 +74,7 @@ def export(
     """
     form = _form_of(target, form)
     options = {name: value for name, value in of_sql.items() if value is not None}
-    useless = [f"--{name.replace('_', '-')}" for name in options if form != SQL]
+    useless = [flag_of(name) for name in options if form != SQL]
     useless += ["--model"] * (model is not None and form != MODEL)
     if useless:
         raise ConfigError(f"an export as {form} takes no {', '.join(useless)}; leave it out")

@@ -20,6 +20,7 @@ from whiten_index.cli.schema_options import (
     verify_option,
 )
 from whiten_index.errors import ArtifactError, StorageError
+from whiten_index.options import flag_of
 from whiten_index.pipeline.update_config import CertifyConfig
 from whiten_index.progress import Progress, Stages
 
@@ -244,8 +245,7 @@ def verify(paths: tuple[str, ...], certificate: bool, **options: Any) -> None:
 
     options = given(options)
     if options and not certificate:
-        flags = " and ".join(f"--{name.replace('_', '-')}" for name in options)
-        raise click.UsageError(f"{flags} needs --certificate")
+        raise click.UsageError(f"{' and '.join(map(flag_of, options))} needs --certificate")
     with _stage("verify"):
         reports = verify_paths(paths)
     sound = all(report.sound for report in reports)

@@ -19,10 +19,10 @@ from whiten_index.artifacts.files import exists, is_folder, is_link, writing
 from whiten_index.artifacts.limits import json_value
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation.judgements import to_id, to_number
-from whiten_index.evaluation.label_table import LabelTable
+from whiten_index.evaluation.label_table import JSONL, PARQUET, LabelTable
 from whiten_index.evaluation.metrics import Run
 
-TREC, PARQUET, JSONL = (".trec", ".run", ".txt"), ".parquet", ".jsonl"
+TREC = (".trec", ".run", ".txt")
 RUN_ENDINGS = (*TREC, PARQUET, JSONL)
 _TAG = "whiten-index"
 _CHUNK = 256

@@ -56,7 +56,7 @@ def export_sql(
         raise ConfigError(f"--name {name!r} or --schema {schema!r} is not printable; give another")
     function = f"{quoted(schema)}.{quoted(name)}"
     facts = _facts(transform)
-    whitening, affine = transform.whitening, transform.whitening.export(centered=True)
+    whitening, affine = transform.whitening, transform.whitening.export()
     # pgvector has the negative of the inner product.
     terms = ",\n    ".join(f"-(embedding <#> {_vector(column)})" for column in affine.matrix.T)
     data = _SCRIPT.format(

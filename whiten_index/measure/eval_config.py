@@ -18,7 +18,7 @@ from whiten_index.measure.measure_options import (
     RetrievalOptions,
 )
 from whiten_index.options import changed, schema
-from whiten_index.paths import as_place, shown
+from whiten_index.paths import as_place
 from whiten_index.versions.published import Version, read_published
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
@@ -92,9 +92,7 @@ class EvalConfig(EvalOptions):
 
 def _transforms(options: Mapping[str, Any]) -> tuple[WhiteningConfig, ...]:
     """Return a transform for each ``--k``, of the kind and options given; whitening by default."""
-    wanted = options.get("k") or ()
-    # A job file may name a single width, as for a build.
-    widths = tuple(dict.fromkeys(wanted if isinstance(wanted, list | tuple) else (wanted,)))
+    widths = tuple(dict.fromkeys(options.get("k") or ()))
     defaults = vars(WhiteningConfig())
     given = {
         name: options[name]
@@ -102,12 +100,7 @@ def _transforms(options: Mapping[str, Any]) -> tuple[WhiteningConfig, ...]:
         if options.get(name) is not None
     }
     shaped = any(value != defaults[name] for name, value in given.items())
-    kind = options.get("whiten") or (Kind.WHITENING.value if widths or shaped else "none")
-    if kind not in [each.value for each in Kind]:
-        raise ConfigError(
-            f"--whiten {shown(kind)} is no transform to evaluate; use one of "
-            f"{', '.join(each.value for each in Kind)}"
-        )
+    kind = options.get("whiten") or (Kind.WHITENING if widths or shaped else Kind.NONE)
     config = WhiteningConfig(kind=Kind(kind), **given)
     if config.kind is Kind.NONE:
         if widths:

@@ -317,14 +317,11 @@ class Whitening:
             basis_variances=None if own is None else own[:k],
         )
 
-    def export(self, *, centered: bool = False) -> Affine:
+    def export(self) -> Affine:
         """Return one float32 matrix and bias, x̃ ≈ x·matrix + bias.
 
         Where the mean is long against the spread of the embeddings, float32 loses digits in that
-        sum; then subtract μ first, and take ``centered``.
-
-        Args:
-            centered: μ is subtracted from the rows before, in full precision: there is no bias.
+        sum; then subtract μ first, in full precision, and leave the bias out.
 
         Raises:
             WhiteningError: W does not fit into float32.
@@ -336,7 +333,7 @@ class Whitening:
                 "the matrix is too large for float32, since the embeddings are nearly 0; scale "
                 "them up before the fit"
             )
-        mean = self.mean if self.center and not centered else np.zeros(self.dim)
+        mean = self.mean if self.center else np.zeros(self.dim)
         # By the rounded matrix: then the rounding of W acts on x − μ only, not on μ.
         bias = -(mean @ single.astype(np.float64))
         return Affine(
