@@ -62,7 +62,8 @@ _REMEDIES = (
 
 _SECRET_VARIABLE = re.compile(r"(PASSWORD|PASSWD|SECRET|TOKEN|KEY|SAS|PWD)$", re.I)
 _NO_SECRETS = ("PWD", "OLDPWD")
-_USER_INFO = re.compile(r"://[^/\s@]*:([^/\s@]+)@")
+# Letters of a password that should be written as %2F and the like are among these.
+_USER_INFO = re.compile(r"://[^/\s@:]*:(\S+)@")
 _SHORTEST, _LONG = 6, 8
 
 
@@ -306,5 +307,6 @@ def _environment() -> set[str]:
         if _SECRET_VARIABLE.search(name) and name not in _NO_SECRETS:
             # A token of Milvus is USER:PASSWORD.
             found |= {value.strip(), value.strip().rpartition(":")[2]}
-        found |= {unquote(each) for each in _USER_INFO.findall(value)}
+        for whole in _USER_INFO.findall(value):
+            found |= {unquote(each) for each in (whole, *re.split("[/?#@]", whole))}
     return {each for each in found if len(each) >= _SHORTEST}

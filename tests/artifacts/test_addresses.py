@@ -272,15 +272,19 @@ def test_what_a_library_says_of_a_secret_of_the_environment_is_hidden(
         protocol = "leaky"
 
         def info(self, path: str, **_: Any) -> Any:
-            raise OSError(f"401 for {path} with {SECRET}, http://u:{ESCAPED}@h, ?key={ESCAPED}")
+            secrets = f"{SECRET}, http://u:{ESCAPED}@h, ?key={ESCAPED}"
+            raise OSError(f"401 for {path} with {secrets} (Invalid port: 'Geheim')")
 
         ls = info
 
     fsspec.register_implementation("leaky", Leaky, clobber=True)
     monkeypatch.setenv("LEAKY_API_KEY", SECRET)
+    # A slash should be written as %2F there; a library then takes what is before it for a port.
+    monkeypatch.setenv("HTTPS_PROXY", "http://user:Geheim/wort77@proxy.test:3128")
     result = run("build", "leaky://x/c.parquet", "--embedding-column", "e", "--out", "index")
     assert result.exit_code == 7
     assert "401 for" in result.output
+    assert "Invalid port: '…'" in result.output
     require_no_leak(work, result.output)
     config = BuildConfig(corpus=("leaky://x/c.parquet",), embedding_column="e", out="index")
     with pytest.raises(WhitenIndexError) as raised:

@@ -219,17 +219,16 @@ def test_modules_of_other_packages_never_run(plain, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"attn_implementation": "acme/fast"}, "attention code ('acme/fast') that"),
-        ({"_attn_implementation": "acme/fast"}, "attention code ('acme/fast') that"),
+        ({"attn_implementation": "acme/fast"}, "code (attn_implementation 'acme/fast') that"),
+        ({"_attn_implementation": "acme/fast"}, "code (attn_implementation 'acme/fast') that"),
         (
             {"text_config": {"attn_implementation": "acme/fast"}},
-            "attention code ('acme/fast') that",
+            "code (attn_implementation 'acme/fast') that",
         ),
-        ({"attn_implementation": "flash_attention_2"}, "attention code ('flash_attention_2') that"),
-        (
-            {"quantization_config": {"quant_method": "mxfp4"}},
-            "for which code may come from the hub",
-        ),
+        ({"attn_implementation": "flash_attention_2"}, "'flash_attention_2') that may come"),
+        ({"experts_implementation": "sonicmoe"}, "code (experts_implementation 'sonicmoe') that"),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, "such code may come from the hub"),
+        ({"model_type": "yoso"}, "computes on GPUs by code of its own; such code"),
         (
             {"model_type": "timm_wrapper", "architecture": "hf-hub:acme/x"},
             "('hf-hub:acme/x'), which",
@@ -260,6 +259,7 @@ def test_modules_of_other_packages_never_run(plain, tmp_path, monkeypatch):
             {"model_type": "longformer", "attention_window": [2, 10**6]},
             "says 1,000,000 tokens of a window",
         ),
+        ({"model_type": "pegasus_x", "block_size": 4096}, "says 4,096 tokens of a window"),
         ({"model_type": "longt5", "local_radius": 8000}, "says 8,000 tokens of a radius"),
         ({"model_type": "funnel", "block_repeats": [10**9]}, "says 1,000,000,000 layers"),
         ({"encoder": {"model_type": "marian"}, "n_positions": 10**5}, "says 100,000 positions"),

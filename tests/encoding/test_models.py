@@ -432,6 +432,8 @@ def test_a_tokenizer_that_fails_on_a_text_is_an_encoder_error(folder, damage):
     path.write_text(json.dumps(content))
     with pytest.raises(EncoderError, match="tokenizer cannot take a text"):
         load(folder).encode(["a cat"])
+    with pytest.raises(EncoderError, match="tokenizer cannot take a text"):
+        load(folder, document_prompt="b cat ")
 
 
 def test_a_damaged_normalizer_is_an_encoder_error(folder):

@@ -179,6 +179,10 @@ def test_tensors_next_to_an_onnx_file_may_be_written_over_later(folder: Path, na
     with tensors.open("r+b") as opened:
         opened.write(bytes(tensors.stat().st_size))
     np.testing.assert_array_equal(encoder.encode(ODD), expected)
+    # As of a copy that was cut off: it would fill the memory.
+    os.truncate(tensors, 1 << 40)
+    with pytest.raises(ArtifactError, match=r"has 1,099,511,627,776 bytes, of which"):
+        load_encoder(str(folder), backend="onnx")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What cannot be trained is told, and nothing is lost by it."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers.code_models import edit_json
-from tests.helpers.tiny_models import t5
+from tests.helpers.tiny_models import bert, t5
 from whiten_index.errors import (
     ArtifactError,
     ConfigError,
@@ -50,6 +51,25 @@ def test_an_encoder_of_t5_is_refused(config: Any, tmp_path: Path) -> None:
     edit_json(folder / "config.json", is_encoder_decoder=False)
     with pytest.raises(ConfigError, match="is an encoder-decoder; train an encoder such as BERT"):
         train_encoder(config(model=str(folder), pooling="mean"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"unk_token": "[NONE]", "max_input_chars_per_word": 1}, "cannot take a text"),
+        ({"vocab": {"cat": 4000}}, "gives token 4000"),
+    ],
+)
+def test_a_tokenizer_that_does_not_fit_is_told(
+    config: Any, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    folder = bert(tmp_path / "bert")
+    content = json.loads((path := folder / "tokenizer.json").read_text())
+    words = {**content["model"]["vocab"], **change.get("vocab", {})}
+    content["model"] |= {**change, "vocab": words}
+    path.write_text(json.dumps(content))
+    with pytest.raises(EncoderError, match=message):
+        train_encoder(config(model=str(folder)))
 
 
 @pytest.mark.parametrize("same", [True, False])

@@ -110,6 +110,18 @@ def test_an_embedding_that_is_not_finite_is_refused(kind, bad):
     rows[3, 2] = bad
     with pytest.raises(ConfigError, match="NaN or infinity"):
         whitening.apply(rows)
+    for unit in (False, kind is not Kind.NONE):
+        with pytest.raises(ConfigError, match="NaN or infinity"):
+            Whitening.fit(rows, WhiteningConfig(kind=kind, normalize_input=unit))
+
+
+def test_a_row_whose_length_is_beyond_its_type_is_normalised():
+    rows = make_rows()
+    large = np.where(np.arange(len(rows))[:, None] < 9, rows * 1e25, rows).astype(np.float32)
+    config = WhiteningConfig(normalize_input=True)
+    np.testing.assert_allclose(
+        Whitening.fit(large, config).mean, Whitening.fit(rows, config).mean, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("bad", [make_rows() + 1j, np.ma.masked_less(make_rows(), 0)])

@@ -256,11 +256,17 @@ def open_regular(path: Path | str) -> BinaryIO:
     """Open a file of an artifact; see ``open_file``.
 
     Raises:
-        ArtifactError: it is a pipe, a socket or a device.
+        ArtifactError: it is a pipe, a socket or a device, or hardly anything of it was written.
         OSError: it cannot be opened.
     """
     with _of_artifact(path):
-        return open_file(path)
+        file = open_file(path)
+    try:
+        _require_written(path, file.fileno())
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def require_regular(path: Path | str) -> int:
@@ -337,13 +343,12 @@ def sha256_file(path: Path) -> str:
     """Return the SHA-256 of a regular file, as 64 hex digits."""
     sha = hashlib.sha256()
     with reading(path), open_regular(path) as file:
-        _require_written(path, file.fileno())
         while block := file.read(_BLOCK):
             sha.update(block)
     return sha.hexdigest()
 
 
-def _require_written(path: Path, file: int) -> None:
+def _require_written(path: Path | str, file: int) -> None:
     """Refuse a large file of which hardly anything is on the disk: it may claim any size."""
     size, written, at = os.fstat(file).st_size, 0, 0
     try:

@@ -53,7 +53,8 @@ class BatchEncoder(WindowEncoder):
         prompted = [self.prompts[queries] + text for text in texts]
         lowered = [text.lower() for text in prompted] if self.spec.lower_case else prompted
         tokens = tokenize(self._tokenizer, lowered, max_length=self.spec.max_length)
-        require_known_tokens(tokens, self.spec, self.vocabulary)
+        longest = int(tokens.lengths.max(initial=0))
+        require_known_tokens(tokens.ids, longest, self.spec, self.vocabulary)
         return TextWindow(texts, tokens.places, queries, tokens=tokens)
 
     def count_tokens(self, texts: Sequence[str]) -> int:

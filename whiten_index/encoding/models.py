@@ -96,10 +96,14 @@ _TABLED = (
     "ctrl", "distilbert", "flaubert", "marian", "pegasus", "roformer", "xlm", "autoformer",
     "informer", "time_series_transformer",
 )  # fmt: skip
-# Of these, tokens that are attended to at once are given by configurations.
+# A short text is padded to a window, or a table is made of it, in these alone.
 _WINDOWED = (
-    "big_bird", "bigbird_pegasus", "led", "longformer", "longt5", "minimax", "mpt", "reformer",
+    "big_bird", "bigbird_pegasus", "led", "longformer", "longt5", "minimax", "mpt", "pegasus_x",
+    "reformer",
 )  # fmt: skip
+# Ways to compute that are within transformers, and families for which it fetches others.
+_KERNELS = (None, "eager", "sdpa", "grouped_mm", "batched_mm")
+_ON_GPUS = ("mra", "rwkv", "yoso")
 _TABLE_NUMBERS, _TABLE_WIDTH = 1 << 23, 1024
 _ELSEWHERE = re.compile(r"""--|['"][/.]""")  # another repository, or a path, in names of classes
 # These count positions from the padding index on, which is 1 unless they say so.
@@ -310,16 +314,19 @@ def find_model(
 def _require_own_code(name: str, config: Mapping[str, Any], *, consent: bool) -> None:
     """Refuse a configuration by which transformers would fetch more, or make it without end."""
     # transformers fetches kernels from the hub for others, and for some quantizations.
-    kernels = _named(config, "attn_implementation", "_attn_implementation")
-    if kernel := next((each for each in kernels if each not in (None, "eager", "sdpa")), None):
+    for own in ("attn_implementation", "experts_implementation"):
+        kernels = (each for each in _named(config, own, f"_{own}") if each not in _KERNELS)
+        if (kernel := next(kernels, None)) is not None:
+            raise EncoderError(
+                f"config.json of model {name} names code ({own} {shown(kernel)}) that may come "
+                "from the hub, and would run; take the setting out"
+            )
+    families = list(_named(config, "model_type"))
+    if not consent and (_quantized(config) or any(each in _ON_GPUS for each in families)):
         raise EncoderError(
-            f"config.json of model {name} names attention code ({shown(kernel)}) that may come "
-            "from the hub, and would run; take the setting out"
-        )
-    if not consent and _quantized(config):
-        raise EncoderError(
-            f"the weights of model {name} are quantized, for which code may come from the hub; if "
-            "you trust it, pass --trust-remote-code (in Python trust_remote_code=True)"
+            f"the weights of model {name} are quantized, or its family computes on GPUs by code of "
+            "its own; such code may come from the hub: if you trust it, pass --trust-remote-code "
+            "(in Python trust_remote_code=True)"
         )
     images = (
         each
@@ -337,7 +344,6 @@ def _require_own_code(name: str, config: Mapping[str, Any], *, consent: bool) ->
             f"config.json of model {name} sets use_tpu_fourier_optimizations, by which it takes "
             "texts of one length alone; set it to false, which gives the same embeddings"
         )
-    families = list(_named(config, "model_type"))
     tabled, windowed = (any(each in of for each in families) for of in (_TABLED, _WINDOWED))
     widths = (each for each in _named(config, *_WIDTHS, "emb_dim") if isinstance(each, int))
     rows = _TABLE_NUMBERS // max(_TABLE_WIDTH, *widths)

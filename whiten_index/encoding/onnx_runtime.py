@@ -4,6 +4,7 @@ Such a file may be of other weights than the folder's, or in another type; the c
 index shows that. Layers below the last, heads and decoders need torch.
 """
 
+import contextlib
 import mmap
 import os
 import re
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.artifacts.files import exists, is_file, read_bytes, require_regular, unforeseen
+from whiten_index.artifacts.files import exists, is_file, open_regular, unforeseen
 from whiten_index.encoding.batching import BatchEncoder
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.model_files import inside
@@ -110,17 +111,20 @@ def _session(folder: ModelFolder, threads: int | None) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or 0
     options.log_severity_level = 4  # what it logs quotes the file, control characters included
-    require_regular(path)
     with loading_model(str(path), folder.root):
         # Else they are mapped, and what is written to them later would show.
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with (
+            open_regular(path) as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        ):
             named = set[bytes]()
             for found in _NAMED.finditer(data):
                 length = sum((each & 127) << 7 * place for place, each in enumerate(found[1]))
                 named.add(data[found.end() : found.end() + length])
         files = {name: inside(path.parent, name) for name in map(os.fsdecode, sorted(named))}
         files = {name: file for name, file in files.items() if is_file(file)}
-        tensors = [read_bytes(each, limit=each.stat().st_size) for each in files.values()]
+        with contextlib.ExitStack() as opened:
+            tensors = [opened.enter_context(open_regular(each)).read() for each in files.values()]
         options.add_external_initializers_from_files_in_memory(
             list(files), tensors, list(map(len, tensors))
         )

@@ -117,6 +117,7 @@ class PassageSplitter:
     def _lowered(self, text: str) -> str:
         return text.lower() if self._lower_case else text
 
+    @tokenizing()
     def _room(self) -> int:
         special = self._backend.num_special_tokens_to_add(is_pair=False)
         # A blank that ends the prompt becomes part of the first word's token.

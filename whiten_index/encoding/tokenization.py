@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.files import is_file, is_folder, reading
 from whiten_index.artifacts.prefetch import ahead
 from whiten_index.encoding.model_files import require_readable
-from whiten_index.errors import ConfigError, EncoderError, StorageError, first_line
+from whiten_index.errors import ArtifactError, ConfigError, EncoderError, StorageError, first_line
 
 if TYPE_CHECKING:
     from whiten_index.encoding.models import ModelFolder
@@ -185,7 +185,7 @@ def loading_model(what: str, folder: Path) -> Iterator[None]:
     try:
         with reading(what), _asking_again(folder):
             yield
-    except StorageError:
+    except (ArtifactError, StorageError):
         raise
     except BaseException as error:
         # They raise all sorts of errors; a panic of Rust derives from ``BaseException``.
@@ -220,6 +220,7 @@ def _asking_again(folder: Path) -> Iterator[None]:
                 setattr(os.path, name, function)
 
 
+@tokenizing()
 def require_room(tokenizer: Any, spec: "EncoderSpec", prompt: str) -> None:
     """Refuse a prompt that leaves no room for a text."""
     lowered = prompt.lower() if spec.lower_case else prompt
@@ -231,12 +232,15 @@ def require_room(tokenizer: Any, spec: "EncoderSpec", prompt: str) -> None:
         )
 
 
-def require_known_tokens(tokens: TokenWindow, spec: "EncoderSpec", vocabulary: int | None) -> None:
-    """Refuse tokens that the model has no embedding for, which would end a GPU's process."""
-    if not len(tokens.ids):
-        return
-    most, longest = int(tokens.ids.max()), int(tokens.lengths[0])
-    if vocabulary is not None and not 0 <= tokens.ids.min() <= most < vocabulary:
+def require_known_tokens(
+    ids: NDArray[np.integer], longest: int, spec: "EncoderSpec", vocabulary: int | None
+) -> None:
+    """Refuse tokens that the model has no embedding for, which would end a GPU's process.
+
+    ``longest`` is how many the longest text has.
+    """
+    most = int(ids.max(initial=0))
+    if vocabulary is not None and not 0 <= ids.min(initial=0) <= most < vocabulary:
         found = f"token {most}, and the model knows {vocabulary} tokens"
     elif longest > spec.max_length:
         found = f"{longest} tokens for a text cut to {spec.max_length}"

@@ -18,6 +18,7 @@ from whiten_index.encoding.export_st import Module, flush, pooling_module, write
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.pooling import pool
 from whiten_index.encoding.spec import EncoderSpec
+from whiten_index.encoding.tokenization import require_known_tokens, tokenizing
 from whiten_index.encoding.transformer import load_transformer
 from whiten_index.errors import ConfigError, EncoderError
 from whiten_index.training.group_whitening import ShuffledGroupWhitening
@@ -31,19 +32,23 @@ class Collator:
     """Tokenises the sentences of a batch, padded to the longest."""
 
     tokenizer: Any
+    spec: EncoderSpec
     max_length: int
-    lower_case: bool = False
+    vocabulary: int | None  # tokens that the model knows
 
+    @tokenizing()
     def __call__(self, sentences: Sequence[str]) -> Mapping[str, Tensor]:
         """Return ``input_ids`` and ``attention_mask``, both (n, t)."""
         tokens = self.tokenizer(
-            [each.lower() for each in sentences] if self.lower_case else list(sentences),
+            [each.lower() for each in sentences] if self.spec.lower_case else list(sentences),
             padding=True,
             truncation=True,
             max_length=self.max_length,
             return_tensors="pt",
         )
-        return {key: tokens[key] for key in ("input_ids", "attention_mask")}
+        ids, mask = tokens["input_ids"], tokens["attention_mask"]
+        require_known_tokens(ids.numpy(), ids.shape[1], self.spec, self.vocabulary)
+        return {"input_ids": ids, "attention_mask": mask}
 
 
 class Head(nn.Module):
@@ -136,8 +141,9 @@ def contrastive_model(
         pooling=spec.pooling,
         views=config.views,
     )
+    vocabulary = getattr(encoder.get_input_embeddings(), "num_embeddings", None)
     return model, Collator(
-        tokenizer, min(config.max_length, spec.max_length), lower_case=spec.lower_case
+        tokenizer, spec, max_length=min(config.max_length, spec.max_length), vocabulary=vocabulary
     )
 
 

@@ -66,7 +66,7 @@ class Bridge:
         scatter, cross = moments.scatter[:dim, :dim], moments.scatter[:dim, dim:]
         mean_x, mean_y = moments.mean[:dim], moments.mean[dim:]
         if kind == "ridge":
-            variance = float(np.trace(scatter)) / len(scatter)
+            variance = float(np.trace(scatter)) / len(scatter) or 1.0
             matrix = np.linalg.solve(scatter + penalty * variance * np.eye(len(scatter)), cross)
         else:
             # Least squares over orthogonal maps times a scale (Schönemann 1966).

@@ -101,7 +101,7 @@ def unit_rows(rows: NDArray[Real]) -> NDArray[Real]:
     """
     rows = rows.astype(np.promote_types(rows.dtype, np.float32), copy=False)
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    scaled: NDArray[Real] = np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0)
+    scaled: NDArray[Real] = np.divide(rows, norms, out=np.zeros_like(rows), where=norms != 0)
     return scaled
 
 

@@ -172,7 +172,10 @@ class Whitening:
         if isinstance(data, Moments):
             moments = data
         else:
-            moments = Moments.of(unit_rows(data) if config.normalize_input else data)
+            rows = real_rows(data, None, taker="a fit", noun="rows")
+            # The sum of squares of a row of float32 may be infinite.
+            unit = config.normalize_input
+            moments = Moments.of(unit_rows(rows.astype(np.float64)) if unit else rows)
         dim = moments.dim
         try:
             covariance = empirical_covariance(moments, ddof=int(config.kind.reads_data))
