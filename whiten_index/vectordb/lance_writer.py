@@ -15,7 +15,6 @@ that the table has: the engine refuses what another push has under way, and the 
 later.
 """
 
-import importlib
 import os
 import re
 import time
@@ -30,6 +29,7 @@ from urllib.parse import unquote, urlsplit
 import lancedb
 import numpy as np
 import pyarrow as pa
+from lancedb import index as indexes
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import discard
@@ -52,8 +52,9 @@ from whiten_index.vectordb.pushed_table import (
 _PENDING = "__pending"
 _DISTANCES = {"cosine": "cosine", "ip": "dot"}
 _INDEXES = {
-    "ivf_flat": "IvfFlat", "ivf_sq": "IvfSq", "ivf_pq": "IvfPq", "ivf_rq": "IvfRq",
-    "ivf_hnsw_sq": "HnswSq", "ivf_hnsw_flat": "HnswFlat",
+    "ivf_flat": indexes.IvfFlat, "ivf_sq": indexes.IvfSq, "ivf_pq": indexes.IvfPq,
+    "ivf_rq": indexes.IvfRq, "ivf_hnsw_sq": indexes.HnswSq,
+    "ivf_hnsw_flat": indexes.HnswFlat,
 }  # fmt: skip
 _REFUSED = re.compile(r"incompatible with concurrent transaction|[Cc]ommit conflict")
 _SLICE_ROWS = 16_384
@@ -173,8 +174,8 @@ class LanceWriter(DatabaseWriter):
     def _added(self, published: Stored) -> list[str]:
         table, own = published.handle, published.table.columns
         columns = [f"column {name}" for name in table.schema.names if name not in own]
-        indexes = [each.name for each in table.list_indices() if VECTOR not in each.columns]
-        return columns + [f"index {name}" for name in indexes]
+        others = [each.name for each in table.list_indices() if VECTOR not in each.columns]
+        return columns + [f"index {name}" for name in others]
 
     def _discard(self, held: Stored | None) -> None:
         """Drop the pending table, if it is ours still; complete a swap that was cut off."""
@@ -274,9 +275,8 @@ class LanceWriter(DatabaseWriter):
         kind = self._options.index_kind(rows)
         if kind == "none" or any(VECTOR in each.columns for each in handle.list_indices()):
             return
-        made = getattr(importlib.import_module("lancedb.index"), _INDEXES[kind])
-        params = self._options.index_params(rows)
-        handle.create_index(VECTOR, config=made(distance_type=_DISTANCES[pushed.metric], **params))
+        distance, params = _DISTANCES[pushed.metric], self._options.index_params(rows)
+        handle.create_index(VECTOR, config=_INDEXES[kind](distance_type=distance, **params))
 
     def _tidy(self, handle: Any) -> None:
         """Merge small files, take new rows into the index, drop old versions if none is tagged."""

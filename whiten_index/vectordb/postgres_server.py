@@ -195,19 +195,19 @@ def find_extension(connection: Any, schema: str | None, *, make: bool) -> tuple[
     )
     found = connection.execute(query).fetchone()
     if found is None and make:
+        order, reason = "CREATE EXTENSION IF NOT EXISTS vector SCHEMA {}", ""
         try:
-            order = "CREATE EXTENSION IF NOT EXISTS vector SCHEMA {}"
             connection.execute(composed(order, schema or ""))
         except psycopg.Error as error:
-            # Another session may have created it at the same moment.
-            found = connection.execute(query).fetchone()
-            if found is None:
-                raise DatabaseError(
-                    f"{shown_address(connection)}: the extension vector could not be made "
-                    f"({explain_error(error)[0]}); install pgvector on the server, and have one "
-                    "who may run CREATE EXTENSION vector in this database"
-                ) from None
+            reason = explain_error(error)[0]
+        # Another session may have created it at the same moment.
         found = connection.execute(query).fetchone()
+        if found is None:
+            raise DatabaseError(
+                f"{shown_address(connection)}: the extension vector could not be made ({reason}); "
+                "install pgvector on the server, and have one who may run CREATE EXTENSION vector "
+                "in this database"
+            )
     return found or ("", "")
 
 

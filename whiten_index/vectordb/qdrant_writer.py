@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 from qdrant_client import QdrantClient, models
 from qdrant_client.local import persistence
 
@@ -305,27 +306,16 @@ def _quantization(name: str) -> Any:
     kind, _, form = name.partition("_")
     if kind == "none":
         return None
-    if kind == "scalar":
-        scalar = models.ScalarQuantizationConfig(
-            type=models.ScalarType.INT8, quantile=0.99, always_ram=True
-        )
-        return models.ScalarQuantization(scalar=scalar)
-    if kind == "product":
-        product = models.ProductQuantizationConfig(
-            compression=models.CompressionRatio(form), always_ram=True
-        )
-        return models.ProductQuantization(product=product)
     bits = form.removesuffix("_bits").removesuffix("_bit")
-    if kind == "turbo":
-        size = models.TurboQuantBitSize("bits" + bits.replace(".", "_"))
-        return models.TurboQuantization(
-            turbo=models.TurboQuantQuantizationConfig(bits=size, always_ram=True)
-        )
     encoding = {"1.5": "one_and_half_bits", "2": "two_bits"}.get(bits, "one_bit")
-    binary = models.BinaryQuantizationConfig(
-        encoding=models.BinaryQuantizationEncoding(encoding), always_ram=True
-    )
-    return models.BinaryQuantization(binary=binary)
+    forms: dict[str, dict[str, Any]] = {
+        "scalar": {"type": "int8", "quantile": 0.99},
+        "product": {"compression": form},
+        "turbo": {"bits": "bits" + bits.replace(".", "_")},
+        "binary": {"encoding": encoding},
+    }
+    given = {kind: {**forms[kind], "always_ram": True}}
+    return TypeAdapter[Any](models.QuantizationConfig).validate_python(given)
 
 
 def row_uuid(name: str | int, passage: int | None = None) -> str:
