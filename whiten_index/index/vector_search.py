@@ -55,18 +55,12 @@ def nearest(
     ``top_k`` is not above the rows of the index.
     """
     with threads_for(len(queries)):
-        return _nearest(inner, queries, top_k, selection)
-
-
-def _nearest(
-    inner: Any, queries: Vectors, top_k: int, selection: "Selection | None"
-) -> tuple[Scores, Rows]:
-    if selection is not None:
-        return _nearest_selected(inner, queries, top_k, selection)
-    if len(queries) <= FEW_QUERIES and (vectors := flat_vectors(inner)) is not None:
-        return exact_search(vectors, queries, top_k)
-    found = inner.search(queries, top_k, params=_parameters(inner, top_k, thorough=False))
-    return _filled(found, queries, lambda some: _thorough(inner, some, top_k))
+        if selection is not None:
+            return _nearest_selected(inner, queries, top_k, selection)
+        if len(queries) <= FEW_QUERIES and (vectors := flat_vectors(inner)) is not None:
+            return exact_search(vectors, queries, top_k)
+        found = inner.search(queries, top_k, params=_parameters(inner, top_k, thorough=False))
+        return _filled(found, queries, lambda some: _thorough(inner, some, top_k))
 
 
 def nearest_on_gpu(

@@ -90,9 +90,11 @@ class SweepConfig(SweepOptions, EncodeOptions):
             raise ConfigError("say where results and report go: --out DIR")
         object.__setattr__(self, "out", str(as_place(self.out, what="--out")))
         self.require_both()
-        if self.databases:
-            self._require_databases()
-        elif self.codecs is None:
+        for address in self.databases:
+            require_database(address, {})
+        for flag in changed(self, only=_OF_FAISS_ALONE) if self.databases else ():
+            raise ConfigError(f"{flag} is of indexes of FAISS; leave it out, or leave out --in")
+        if self.codecs is None and not self.databases:
             object.__setattr__(self, "codecs", DEFAULT_CODECS)
         self._require_lists()
         if 0 < self.rerank < 10:
@@ -101,12 +103,6 @@ class SweepConfig(SweepOptions, EncodeOptions):
                 "more, or 0 to leave re-ranking out"
             )
         _ = self.build
-
-    def _require_databases(self) -> None:
-        for address in self.databases:
-            require_database(address, {})
-        for flag in changed(self, only=_OF_FAISS_ALONE):
-            raise ConfigError(f"{flag} is of indexes of FAISS; leave it out, or leave out --in")
 
     def _require_lists(self) -> None:
         for name, flag in _LISTS.items():

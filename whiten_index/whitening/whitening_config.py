@@ -164,7 +164,32 @@ class WhiteningConfig(TransformShape):
     similarity: Similarity = "cosine"
 
     def __post_init__(self) -> None:
-        self._require_applicable()
+        if self.kind is Kind.PCA and self.exponent:
+            raise ConfigError(
+                f"PCA has exponent 0; for exponent {self.exponent:g} use --whiten whitening"
+            )
+        takes, does = _KINDS[self.kind]
+        wish = WidthSpec.parse(self.k)
+        share = wish.variance is not None
+        given = {
+            "--k": wish.number is not None or (share and "--k" not in takes),
+            "--k as a share of variance": share and "--k" in takes,
+            "--exponent": not (self.exponent is None or self.kind is Kind.PCA),
+            # Only False is a wish, so that one default serves all kinds.
+            "--no-center": self.center is False,
+            "--normalize-input": self.normalize_input,
+            "--shrinkage": parse_shrinkage(self.shrinkage)[0] != "empirical",
+            "--floor": self.floor is not None,
+            "--remove-top": self.remove_top is not None,
+        }
+        asked = [name for name, is_given in given.items() if is_given]
+        if unfit := [name for name in asked if name not in takes]:
+            others = [kind.value for kind, (known, _) in _KINDS.items() if known >= set(asked)]
+            instead = f", or use --whiten {' or '.join(others)}" if others else ""
+            raise ConfigError(
+                f"--whiten {self.kind.value} {does}, so {' and '.join(unfit)} "
+                f"cannot apply; leave it out{instead}"
+            )
 
     @property
     def gamma(self) -> float:
@@ -217,32 +242,4 @@ class WhiteningConfig(TransformShape):
             raise ConfigError(
                 f"--k {number} is more than the {left} dims of the embeddings{removed}; "
                 f"use --k {left} or less"
-            )
-
-    def _require_applicable(self) -> None:
-        if self.kind is Kind.PCA and self.exponent:
-            raise ConfigError(
-                f"PCA has exponent 0; for exponent {self.exponent:g} use --whiten whitening"
-            )
-        takes, does = _KINDS[self.kind]
-        wish = WidthSpec.parse(self.k)
-        share = wish.variance is not None
-        given = {
-            "--k": wish.number is not None or (share and "--k" not in takes),
-            "--k as a share of variance": share and "--k" in takes,
-            "--exponent": not (self.exponent is None or self.kind is Kind.PCA),
-            # Only False is a wish, so that one default serves all kinds.
-            "--no-center": self.center is False,
-            "--normalize-input": self.normalize_input,
-            "--shrinkage": parse_shrinkage(self.shrinkage)[0] != "empirical",
-            "--floor": self.floor is not None,
-            "--remove-top": self.remove_top is not None,
-        }
-        asked = [name for name, is_given in given.items() if is_given]
-        if unfit := [name for name in asked if name not in takes]:
-            others = [kind.value for kind, (known, _) in _KINDS.items() if known >= set(asked)]
-            instead = f", or use --whiten {' or '.join(others)}" if others else ""
-            raise ConfigError(
-                f"--whiten {self.kind.value} {does}, so {' and '.join(unfit)} "
-                f"cannot apply; leave it out{instead}"
             )
