@@ -186,8 +186,8 @@ class DatabaseSweep:
                 if setting.space != last:
                     space = open_space(self.config, dataset, next(iter(points)), stages)
                     last = setting.space
-                tried = Trial(self, dataset, setting, space, raw.truth, reference)
-                for record in tried.records(dict(points), stages, part):
+                table = Table(self, dataset, setting, space, raw.truth, reference)
+                for record in table.records(dict(points), stages, part):
                     yield record
                     points.pop(next(iter(points)))
             except (ConfigError, WhiteningError, DatabaseError) as error:
@@ -200,7 +200,7 @@ class DatabaseSweep:
 
 
 @dataclass(frozen=True, eq=False)
-class Trial:
+class Table:
     """A table: filled, measured, removed."""
 
     sweep: DatabaseSweep

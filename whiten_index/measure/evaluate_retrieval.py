@@ -308,11 +308,8 @@ def _require_match(run: Run, qrels: Qrels, source: str, judgements: str) -> None
         dict.fromkeys(document for each in side.values() for document in each)
         for side in (run, qrels)
     )
-    for what, ours, theirs in (
-        ("query", list(run), list(qrels)),
-        ("document", list(found), list(judged)),
-    ):
-        if set(ours).isdisjoint(theirs):
+    for what, ours, theirs in (("query", run, qrels), ("document", found, judged)):
+        if ours.keys().isdisjoint(theirs):
             raise CorpusError(
                 f"no {what} of {source} is in {judgements}: the run has ids such as "
                 f"{some(ours) or 'none'}, the judgements {some(theirs)}; give files of one set, "
