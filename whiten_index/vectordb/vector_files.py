@@ -42,10 +42,9 @@ from whiten_index.vectordb.pushed_table import (
 )
 
 # Metadata of the documents of an .npy file: BLAKE2b of the bytes of its vectors, in hexadecimal,
-# and those of earlier pushes. Two files are not put in place in one step, so that a push that was
-# killed may leave new documents with old vectors.
+# and of those that they replaced. Two files are not put in place in one step, so that a push that
+# was killed may leave new documents with old vectors.
 _DIGEST, _EARLIER = "vectors_blake2b", "vectors_blake2b_before"
-_MOST_EARLIER = 8
 # Tries to be the only push that puts files in place, and the seconds between them.
 _TRIES, _PAUSE = 100, 0.1
 
@@ -142,7 +141,7 @@ def _refuse_damaged(path: Path, error: Exception) -> None:
 
 
 def _digests(described: Path) -> list[str]:
-    """Return the digests of the vectors that pushes wrote with documents, the latest first."""
+    """Return the digests of the vectors that a push wrote with documents, and of those before."""
     found = _metadata(described)
     return b" ".join(found.get(name.encode(), b"") for name in (_DIGEST, _EARLIER)).decode().split()
 
@@ -191,7 +190,7 @@ def write_rows(
         open_files.enter_context(writing(path, kept=""))
         places = [open_files.enter_context(replacing(each)) for each in written_files(path)]
         if ending(path) == NPY:
-            earlier = _digests(written_files(path)[-1])
+            earlier = _digest(path) if exists(path) else ""
             _write_npy(places[0], places[1], layout, pushed.rows, marked, earlier, batches)
         else:
             _write_table(places[0], layout, marked, batches, path)
@@ -244,7 +243,7 @@ def _refusals(path: Path) -> Iterator[None]:
 
 def _write_npy(
     vectors: Path, documents: Path, layout: Layout, rows: int, marked: Mapping[str, str],
-    earlier: list[str], batches: Iterable[pa.RecordBatch],
+    earlier: str, batches: Iterable[pa.RecordBatch],
 ) -> None:  # fmt: skip
     names = [name for name in layout.schema.names if name != VECTOR]
     schema = pa.schema([layout.schema.field(name) for name in names])
@@ -263,5 +262,4 @@ def _write_npy(
             file.write(numbers.data)
             with _refusals(documents):
                 writer.write_batch(batch.select(names).replace_schema_metadata(marked))
-        others = [each for each in earlier if each != digest.hexdigest()][:_MOST_EARLIER]
-        writer.add_key_value_metadata({_DIGEST: digest.hexdigest(), _EARLIER: " ".join(others)})
+        writer.add_key_value_metadata({_DIGEST: digest.hexdigest(), _EARLIER: earlier})
