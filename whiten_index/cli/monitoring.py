@@ -138,7 +138,6 @@ def _of_version(index: Place) -> list[_Metric]:
 
 def _last_success(path: Path, index: str) -> float | None:
     """Return the time of the last success in an earlier file, if it can be read."""
-    _client()
     from prometheus_client import parser
 
     read: Callable[[str], Any] = parser.text_string_to_metric_families

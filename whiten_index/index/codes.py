@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.errors import ArtifactError
-from whiten_index.index.exact import Rows, Vectors
+from whiten_index.index.exact import Rows, Vectors, view_of
 from whiten_index.index.factory import inner_of
 from whiten_index.index.library import load_faiss
 from whiten_index.index.ondisk_ivf import Codes, OnDiskLists
@@ -107,17 +107,13 @@ def _entries(index: Any, old_rows: Rows) -> Iterator[tuple[Codes, Rows]]:
 def list_ids(index: Any, number: int) -> Rows:
     """Return the row numbers (n,) of an inverted list, not copied."""
     lists = index.invlists
-    rows = int(lists.list_size(number))
-    if not rows:
-        return np.empty(0, dtype=np.int64)
-    ids: Rows = load_faiss().rev_swig_ptr(lists.get_ids(number), rows)
-    return ids
+    return view_of(lists.get_ids(number), int(lists.list_size(number)), 1, np.int64)[:, 0]
 
 
 def list_codes(index: Any, number: int, places: Rows) -> Codes:
     """Return codes of an inverted list, as ``sa_encode`` has them: after the number of the list."""
     rows, width = int(index.invlists.list_size(number)), int(index.coarse_code_size())
-    codes = _view(index.invlists.get_codes(number), rows, int(index.code_size))
+    codes = view_of(index.invlists.get_codes(number), rows, int(index.code_size), np.uint8)
     prefix = np.frombuffer(number.to_bytes(width, "little"), dtype=np.uint8)
     return np.hstack([np.broadcast_to(prefix, (len(places), width)), codes[places]])
 
@@ -125,15 +121,7 @@ def list_codes(index: Any, number: int, places: Rows) -> Codes:
 def _flat(index: Any) -> Codes:
     """Return the codes (n, size) of an index that keeps them one by one, not copied."""
     size = int(index.code_size)
-    return _view(index.codes.data(), int(index.codes.size()) // size, size)
-
-
-def _view(pointer: Any, rows: int, size: int) -> Codes:
-    """Return bytes (rows, size) behind a pointer of FAISS, not copied."""
-    if not rows:
-        return np.empty((0, size), dtype=np.uint8)
-    view: Codes = load_faiss().rev_swig_ptr(pointer, rows * size).reshape(rows, size)
-    return view
+    return view_of(index.codes.data(), int(index.codes.size()) // size, size, np.uint8)
 
 
 def remove_rows(index: Any) -> None:

@@ -8,7 +8,7 @@ import ctypes
 import mmap
 import threading
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from whiten_index.index.library import load_faiss
 Scores = NDArray[np.float32]
 Rows = NDArray[np.int64]
 Vectors = NDArray[np.float32]
+Number = TypeVar("Number", np.float32, np.int64, np.uint8)
 
 FEW_QUERIES = 3
 # Numbers held at once: 64 MB of scores, or of rows copied together.
@@ -40,10 +41,14 @@ def flat_vectors(inner: Any) -> Vectors | None:
     plain = type(inner) in (faiss.IndexFlat, faiss.IndexFlatIP)
     if not plain or inner.metric_type != faiss.METRIC_INNER_PRODUCT:
         return None
-    rows, k = int(inner.ntotal), int(inner.d)
-    if rows == 0:
-        return np.empty((0, k), dtype=np.float32)
-    view: Vectors = faiss.rev_swig_ptr(inner.get_xb(), rows * k).reshape(rows, k)
+    return view_of(inner.get_xb(), int(inner.ntotal), int(inner.d), np.float32)
+
+
+def view_of(pointer: Any, rows: int, width: int, dtype: type[Number]) -> NDArray[Number]:
+    """Return numbers (rows, width) behind a pointer of FAISS, not copied."""
+    if not rows:
+        return np.empty((0, width), dtype)
+    view: NDArray[Number] = load_faiss().rev_swig_ptr(pointer, rows * width).reshape(rows, width)
     return view
 
 

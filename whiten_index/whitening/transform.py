@@ -79,7 +79,7 @@ class Affine:
                 exported matrix is there.
             StorageError: the file cannot be written.
         """
-        named = {"similarity": self.similarity, **(facts or {})}
+        own = {"similarity": self.similarity, "normalize_input": str(self.normalize_input).lower()}
         path = require_path(file)
         if path.suffix != ".safetensors":
             raise ConfigError(f"a matrix is exported to a .safetensors file; {path.name} is none")
@@ -90,7 +90,7 @@ class Affine:
                 {"matrix": self.matrix, "bias": self.bias},
                 kind=_MATRIX_KIND,
                 version=_MATRIX_VERSION,
-                facts={**named, "normalize_input": str(self.normalize_input).lower()},
+                facts={**(facts or {}), **own},
                 seal=True,
             )
         return path
