@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.corpus.arrow_types import times_as_numbers
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError, DatabaseError, GateError, require_config
@@ -28,6 +29,7 @@ from whiten_index.vectordb.vector_files import (
     written_files,
     written_version,
 )
+from whiten_index.versions.published import read_current
 
 _IF_SO = "is it the right index, and the right table? If so, push with"
 TOP_K, QUERIES = 10, 20
@@ -98,6 +100,8 @@ def push_index(config: PushConfig, *, progress: Progress | None = None) -> PushR
     if config.to_file:
         return _write_file(config, stages)
     assert config.table is not None
+    # Before a new file is made at the address.
+    read_current(*place_of(config.index))
     # Before the checksums, which take long: the address may be wrong.
     with open_writer(config.to, config.table, options=config.options) as writer:
         return _TablePush(config, PushSource.open(config), writer, stages).run()

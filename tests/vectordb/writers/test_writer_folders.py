@@ -10,7 +10,8 @@ import pytest
 from tests.helpers.bad_input import process
 from tests.vectordb.pushed_rows import Rows, contents
 from tests.vectordb.writers.engines import FILES, Backend
-from whiten_index.errors import ConfigError, DatabaseError
+from whiten_index import PushConfig, push_index
+from whiten_index.errors import ArtifactError, ConfigError, DatabaseError
 from whiten_index.vectordb.registry import open_writer
 
 
@@ -50,6 +51,14 @@ def test_nothing_is_written_where_a_link_leads(
         log.unlink()
     assert mine.read_text() == "mine"
     Rows.make(20).assert_held_at(f"{name}://{file}")
+
+
+@pytest.mark.parametrize("scheme", ["duckdb", "sqlite", "lancedb", "qdrant"])
+def test_a_push_of_no_index_makes_nothing(tmp_path: Path, scheme: str) -> None:
+    config = PushConfig(index=str(tmp_path / "no"), to=f"{scheme}://{tmp_path}/new", table="docs")
+    with pytest.raises(ArtifactError, match="no does not exist; check the path"):
+        push_index(config)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture
