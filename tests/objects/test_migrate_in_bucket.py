@@ -52,8 +52,16 @@ def test_each_run_on_another_machine(
     machine("third")
     inspected = succeed("inspect", out, "--json")
     assert json.loads(inspected)["migration"]["encoded"] == first.encoded
+    # It goes on where index and store moved together.
+    for key in keys(s3, bucket, "index/"):
+        s3.copy_object(Bucket=bucket, Key=f"moved/{key}", CopySource=f"{bucket}/{key}")
+        s3.delete_object(Bucket=bucket, Key=key)
+    before, out = out, f"s3://{bucket}/moved/index"
+    machine("mover")
+    assert gc_store(f"{out}/store", forget=[before], keep_days=0).segments == 0
+    new["index"] = out
     pq.write_table(table.slice(100), tmp_path / "c.parquet")
-    assert update_index(UpdateConfig(index=out)).changes is not None
+    assert update_index(UpdateConfig(index=out, store=f"{out}/store")).changes is not None
     machine("fourth")
     assert migrate_index(MigrateConfig(**new)).finished
     found = open_index(out, rerank=20).search(texts[100::50])
@@ -72,7 +80,7 @@ def test_each_run_on_another_machine(
     # What cannot be read may name it.
     (damaged,) = (
         key
-        for key in keys(s3, bucket, f"index/versions/{first.version}/")
+        for key in keys(s3, bucket, f"moved/index/versions/{first.version}/")
         if key.endswith("/manifest.json")
     )
     whole = s3.get_object(Bucket=bucket, Key=damaged)["Body"].read()
@@ -101,7 +109,7 @@ def test_each_run_on_another_machine(
 
 def bridged(s3: Any, bucket: str) -> list[str]:
     """Return the objects of the rows of bridged versions."""
-    return keys(s3, bucket, "index/store/bridged-")
+    return keys(s3, bucket, "moved/index/store/bridged-")
 
 
 def test_a_store_that_is_a_whole_bucket(bucket: str, tmp_path: Path) -> None:

@@ -11,11 +11,20 @@ import pytest
 
 from tests.helpers.bad_input import fails, run, succeed
 from tests.pipeline.migrating import Migration
-from whiten_index import PushConfig, UpdateConfig, open_index, push_index, update_index
+from whiten_index import (
+    CertifyConfig,
+    PushConfig,
+    UpdateConfig,
+    certify_index,
+    open_index,
+    push_index,
+    update_index,
+)
 from whiten_index.errors import ArtifactError, ConfigError, GateError, StorageError
 from whiten_index.store.notes import ResultCache
 from whiten_index.versions import compaction, gc
 from whiten_index.versions.gc import gc_store
+from whiten_index.versions.migration import migration_status
 from whiten_index.versions.published import ensure_index_id
 from whiten_index.versions.retention import rollback
 
@@ -273,6 +282,26 @@ def test_a_migration_goes_on_where_index_and_store_moved_together(migration: Mig
     before.rename(moved)
     assert gc_store(moved / "store", forget=[before], keep_days=0).segments == 0
     assert migration.run(index=moved, store=None, rows=1).encoded > encoded
+
+
+def test_a_migration_of_an_index_that_is_gone_is_no_other_index_s(migration: Migration) -> None:
+    gone, other, moved = (migration.folder / name for name in ("gone", "other", "moved"))
+    for each in (gone, other):
+        migration.build(out=each)
+    migration.run(index=gone, rows=500)
+    shutil.rmtree(gone)
+    other.rename(moved)
+    report = gc_store(migration.store, indexes=[moved], forget=[gone, other], keep_days=0)
+    assert report.segments > 0
+    assert migration_status(moved) is None
+
+
+def test_a_certificate_of_a_bridged_version_encodes_no_rows(migration: Migration) -> None:
+    encoded = migration.run(rows=500, bridge=True).encoded
+    # Its texts are too short to be cut.
+    with pytest.raises(ConfigError, match="cut"):
+        certify_index(CertifyConfig(index=str(migration.index)))
+    assert (migration_status(migration.index) or {})["encoded"] == encoded
 
 
 def test_of_two_indexes_that_move_at_once_one_is_still_migrated(migration: Migration) -> None:

@@ -94,7 +94,7 @@ class BaseVersion:
 
     @property
     def bridged(self) -> EmbeddingStore | None:
-        """The store, if it has rows that a migration mapped."""
+        """The store, if it has bridged rows of a migration."""
         return self.store if "bridge" in self.fields else None
 
     @property

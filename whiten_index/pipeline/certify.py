@@ -160,6 +160,7 @@ def _opened(config: CertifyConfig, stages: Stages) -> tuple[BaseVersion, EncodeR
             executor=executor,
             before=base.read_before(corpus),
             remember=False,
+            bridged=base.bridged,
         )
     if encoded.record.fingerprint != base.record.fingerprint:
         raise CorpusError(

@@ -164,7 +164,7 @@ def encode_shards(
 
     Files as they were in ``before``, by default the store's own record, are not read, unless
     ``read_all``. Unless ``remember``, the caller saves the record. Into ``bridged``, a store of
-    mapped rows, go copies of the rows that it lacks.
+    bridged rows, go copies of the rows that it lacks.
     """
     work = shard_work(config, corpus, bridged=bridged)
     with only_writer(work.store.folder, what="store"):

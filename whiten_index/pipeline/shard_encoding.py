@@ -207,7 +207,7 @@ class ShardWork(Work):
     encoder: Callable[[], WindowEncoder]
     dtype: StoreDtype
     splitter: PassageSplitter | None = None
-    # In a migration: holds a row of each text, of this model or mapped to its space.
+    # In a migration: holds a row of each text, of this model or bridged to its space.
     bridged: EmbeddingStore | None = None
     _under_way: set[str] | None = field(default_factory=set, repr=False, compare=False)
 
@@ -366,7 +366,7 @@ class ShardWork(Work):
         return truncated, size if self.bridged is None else self._copy(shard, self.bridged)
 
     def _copy(self, shard: ReadShard, bridged: EmbeddingStore) -> int:
-        """Copy rows of the model that the mapped ones lack; return the bytes of all rows there."""
+        """Copy rows of the model that the bridged ones lack; return the bytes of all rows there."""
         places = bridged.index(verify=False).find(shard.digests)
         size = bridged.truncated_and_bytes(places)[1]
         for rows in (shard.missing, ~places.known & ~shard.missing):

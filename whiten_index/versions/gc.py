@@ -111,8 +111,8 @@ def gc_store(
     every = open_stores(place)
     known = registered(every) if gone else []
     forgotten = registered_as(place, known, gone)
-    moved_to = [*named, *_new_places(place, known, forgotten)]
-    ended = () if moved_to else {each.place for each in forgotten}
+    moved = _new_places(place, known, forgotten, named)
+    ended = {old for old, places in moved.items() if not places}
     stores = [each for each in every if not is_being_filled(each, ended)]
     removed, kept = Counter[str](leftovers=0, segments=0, parts=0), Counter[str]()
     with contextlib.ExitStack() as locks:
@@ -145,7 +145,7 @@ def gc_store(
         removed.update(bridged=len(names), bytes=size)
         if not dry_run:
             for store in every:
-                _move_migrations(store, forgotten, moved_to)
+                _move_migrations(store, moved)
             _register(users)
             if isinstance(place, Path):
                 remove_killed(place)
@@ -168,36 +168,44 @@ def gc_store(
 
 
 def _new_places(
-    root: Place, known: Sequence[RegisteredIndex], gone: Collection[RegisteredIndex]
-) -> list[Place]:
-    """Return where indexes to forget are now: an update registered them, or the store is inside."""
-    ids = {each.id for each in gone} - {None}
-    moved = (each for each in known if each.id in ids and each not in gone)
-    found = [settled(each.place) for each in moved if is_at_its_place(each)]
+    root: Place,
+    known: Sequence[RegisteredIndex],
+    gone: Collection[RegisteredIndex],
+    named: Sequence[Place],
+) -> dict[str, list[Place]]:
+    """Return where each index to forget is now: as named, as an update registered it, or around."""
     around = index_around(root)
-    if isinstance(around, Path) and exists(around / INDEX_ID) and read_index_id(around) in ids:
-        found.append(around)
+    near = named if around is None else [*named, around]
+    others = (each for each in known if each not in gone and is_at_its_place(each))
+    ids = {index: _id_of(index) for index in (*near, *(settled(each.place) for each in others))}
+    found = dict[str, list[Place]]()
+    for old in gone:
+        same = [index for index in ids if ids[index] == old.id is not None]
+        # One without an id, as in a bucket, may be any of these; one at its place, with a new id.
+        place = settled(old.place)
+        maybe = (each for each in near if each == place or None in (ids[each], old.id))
+        found[old.place] = list(dict.fromkeys([*found.get(old.place, []), *(same or maybe)]))
     return found
 
 
-def _move_migrations(
-    store: EmbeddingStore, gone: Collection[RegisteredIndex], to: Sequence[Place]
-) -> None:
-    """Let the notes of indexes that are gone be those of the same ones elsewhere, or of none."""
+def _id_of(index: Place) -> str | None:
+    if isinstance(index, Path) and exists(index / INDEX_ID):
+        return read_index_id(index)
+    return None
+
+
+def _move_migrations(store: EmbeddingStore, moved: Mapping[str, Sequence[Place]]) -> None:
+    """Give the notes of indexes to the same ones at their new places, or mark them as given up."""
     notes = store.results.migrations()
-    ids = {index: read_index_id(index) if isinstance(index, Path) else None for index in to}
-    for old in {each.place for each in gone}:
+    for old, places in moved.items():
         if note := notes.get(old):
-            known = {each.id for each in gone if each.place == old}
-            # One without an id, as in a bucket, may be any of them.
-            moved = [index for index in to if ids[index] in known] or to
-            for index in moved:
+            for index in places:
                 # Other notes at its new place are of an earlier migration.
                 encoder = read_published(index).fields["encoder_fingerprint"]
                 finished = encoder == store.fingerprint
                 owner = owner_of(index)
                 store.results.save_migration(owner, not finished and (notes.get(owner) or note))
-            if old not in map(owner_of, moved):
+            if old not in map(owner_of, places):
                 store.results.save_migration(old, None)
 
 

@@ -192,7 +192,7 @@ def stores_of(
 ) -> list[EmbeddingStore]:
     """Return the stores that an index was built from; refuse one that lacks its rows.
 
-    An index that has bridged rows alone is any store's.
+    An index with bridged versions alone is one of every encoder.
     """
     if not is_index(index):
         raise ConfigError(f"--index {index} is no index: it has no {CURRENT}; check the path")

@@ -18,6 +18,7 @@ from whiten_index.errors import ArtifactError, ConfigError, FormatError, Storage
 from whiten_index.paths import absolute, is_uri
 from whiten_index.store.digest_index import DigestIndex
 from whiten_index.store.embedding_store import (
+    BRIDGED,
     EmbeddingStore,
     bridged_folders,
     encoder_folders,
@@ -305,7 +306,7 @@ class _StoreCheck(_Check):
             "of rows that no corpus has any more can be searched, but neither ranked again from "
             "the store nor updated: whiten-index prune removes them"
         )
-        if folder in bridged_folders(root):
+        if folder.name.startswith(BRIDGED):
             self._again = (
                 "run whiten-index migrate --bridge again, which makes another version, then "
                 "whiten-index prune, which removes the one of these rows, and gc"
