@@ -169,13 +169,7 @@ class Whitening:
         """
         config = config or WhiteningConfig()
         require_config(config, WhiteningConfig)
-        if isinstance(data, Moments):
-            moments = data
-        else:
-            rows = real_rows(data, None, taker="a fit", noun="rows")
-            # The sum of squares of a row of float32 may be infinite.
-            unit = config.normalize_input
-            moments = Moments.of(unit_rows(rows.astype(np.float64)) if unit else rows)
+        moments = _moments_of(data, unit=config.normalize_input)
         dim = moments.dim
         try:
             covariance = empirical_covariance(moments, ddof=int(config.kind.reads_data))
@@ -485,3 +479,11 @@ def resolve_width(
         shares = np.cumsum(rest) / rest.sum()
         return min(int(np.searchsorted(shares, wish.variance)) + 1, left)
     return left if wish.full else wish.number or min(default_width(dim), left)
+
+
+def _moments_of(data: Moments | NDArray[np.floating], *, unit: bool) -> Moments:
+    if isinstance(data, Moments):
+        return data
+    rows = real_rows(data, None, taker="a fit", noun="rows")
+    # The sum of squares of a row of float32 may be infinite.
+    return Moments.of(unit_rows(rows.astype(np.float64)) if unit else rows)
