@@ -102,9 +102,12 @@ class WhitenIndexError(Exception):
 
     exit_code = 1
 
-    def __str__(self) -> str:
+    def __init__(self, message: str = "") -> None:
         # A library's message, which many errors quote, may name an address with its password.
-        text = hide_secrets(super().__str__())
+        super().__init__(hide_secrets(message))
+
+    def __str__(self) -> str:
+        text = super().__str__()
         # These are of this machine: its disk, and a version that is kept aside here.
         return text if isinstance(self, StorageError | GateError) else named(text)
 

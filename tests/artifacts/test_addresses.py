@@ -289,7 +289,7 @@ def test_what_a_library_says_of_a_secret_of_the_environment_is_hidden(
     config = BuildConfig(corpus=("leaky://x/c.parquet",), embedding_column="e", out="index")
     with pytest.raises(WhitenIndexError) as raised:
         build_index(config)
-    assert not leaks(str(raised.value).encode())
+    assert not leaks(f"{raised.value}{raised.value!r}".encode())
 
 
 @pytest.mark.parametrize("given", PLAIN)

@@ -209,9 +209,9 @@ def test_what_no_push_made_is_left_alone(address: str, file: Path, made: str) ->
 
 @pytest.mark.parametrize("text", [
     "[]", "{}", PushedTable("v", "t", 16, "float32", 300, name='x" --').text,
-    PushedTable("v", "t", 16, "float32", rows=10**400, name="docs__01234567").text,
+    PushedTable("v", "t", 16, "float32", rows=10**400, name="docs__01234567").text, 5, b"{}",
 ])  # fmt: skip
-def test_descriptions_of_others(address: str, file: Path, text: str) -> None:
+def test_descriptions_of_others(address: str, file: Path, text: str | int | bytes) -> None:
     rows = kept()
     rows.push_to(address)
     execute(file, "UPDATE whiten_index_tables SET description = ?", (text,))

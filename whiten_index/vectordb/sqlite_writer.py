@@ -26,6 +26,7 @@ import pyarrow as pa
 import sqlite_vec
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.limits import LINE_BYTES
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError
 from whiten_index.vectordb.database_writer import Find, Hit, Stored
@@ -106,7 +107,9 @@ class SqliteWriter(FileWriter):
             raise self._not_pushed(f"a table or view {_DESCRIPTIONS}")
         self._describes = _DESCRIPTIONS in there
         if self._describes:
-            order = f"SELECT description {_DESCRIBED}"
+            # Somebody else's may be of any type and length.
+            fits = f"typeof(description) = 'text' AND octet_length(description) <= {LINE_BYTES}"
+            order = f"SELECT iif({fits}, description, '') {_DESCRIBED} LIMIT 1"
             pushed = PushedTable.read(self._run(order, self._name, pending).get)
         form = f"{self._name}__[0-9a-f]{{8}}"
         if pushed is None or not re.fullmatch(form, pushed.name) or self._is_gone(pushed.name):

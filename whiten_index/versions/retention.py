@@ -244,7 +244,8 @@ def _older(root: Path, current: Current, mirror: Storage, skipped: dict[str, str
             skipped[name] = str(error)
         except StorageError as error:
             raise StorageError(
-                f"{error}; or name another version: whiten-index rollback {root} --to VERSION"
+                f"{error}; or name another version: whiten-index rollback {mirror.uri or root} "
+                "--to VERSION"
             ) from error
     raise ArtifactError(
         f"{root} has no sound version older than {current.version} to go back to"
