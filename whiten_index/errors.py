@@ -62,8 +62,8 @@ _REMEDIES = (
 
 _SECRET_VARIABLE = re.compile(r"(PASSWORD|PASSWD|SECRET|TOKEN|KEY|SAS|PWD)$", re.I)
 _NO_SECRETS = ("PWD", "OLDPWD")
-# Letters of a password that should be written as %2F and the like are among these.
-_USER_INFO = re.compile(r"://[^/\s@:]*:(\S+)@")
+# A password may hold / ? # @ that its owner did not escape. A port is none.
+_USER_INFO = re.compile(r"://[^/\s@:]*:(?!\d{1,5}/)((?:(?!://)\S)+)@")
 _SHORTEST, _LONG = 6, 8
 
 

@@ -227,8 +227,11 @@ def test_modules_of_other_packages_never_run(plain, tmp_path, monkeypatch):
         ),
         ({"attn_implementation": "flash_attention_2"}, "'flash_attention_2') that may come"),
         ({"experts_implementation": "sonicmoe"}, "code (experts_implementation 'sonicmoe') that"),
-        ({"quantization_config": {"quant_method": "mxfp4"}}, "such code may come from the hub"),
-        ({"model_type": "yoso"}, "computes on GPUs by code of its own; such code"),
+        (
+            {"quantization_config": {"quant_method": "mxfp4"}},
+            "has quantized weights, for which code may come from the hub",
+        ),
+        ({"model_type": "yoso"}, "is of the family yoso, for which code may come"),
         (
             {"model_type": "timm_wrapper", "architecture": "hf-hub:acme/x"},
             "('hf-hub:acme/x'), which",

@@ -296,6 +296,29 @@ def test_a_migration_of_an_index_that_is_gone_is_no_other_index_s(migration: Mig
     assert migration_status(moved) is None
 
 
+@pytest.mark.parametrize("moved", [True, False])
+def test_a_migration_of_an_index_with_a_new_id_goes_on(migration: Migration, moved: bool) -> None:
+    before = migration.folder / "other"
+    index = migration.folder / "moved" if moved else before
+    migration.build(out=before)
+    if moved:
+        migration.run(index=before, rows=500)
+        before.rename(index)
+    (index / "index.json").unlink()
+    options: dict[str, Any] = {"forget": [before], "keep_days": 0}
+    if moved:
+        options["indexes"] = [index]
+        with pytest.raises(ArtifactError, match=r"no index\.json"):
+            gc_store(migration.store, **options)
+        assert migration_status(index) is None
+    given = {"index": str(index), "store": str(migration.store)}
+    update_index(UpdateConfig(**given, corpus=(migration.less(2_900),)))
+    if not moved:
+        migration.run(index=index, rows=500)
+    assert gc_store(migration.store, **options).segments == 0
+    assert migration_status(index) is not None
+
+
 def test_a_certificate_of_a_bridged_version_encodes_no_rows(migration: Migration) -> None:
     encoded = migration.run(rows=500, bridge=True).encoded
     # Its texts are too short to be cut.

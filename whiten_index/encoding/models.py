@@ -96,7 +96,7 @@ _TABLED = (
     "ctrl", "distilbert", "flaubert", "marian", "pegasus", "roformer", "xlm", "autoformer",
     "informer", "time_series_transformer",
 )  # fmt: skip
-# A short text is padded to a window, or a table is made of it, in these alone.
+# Families that pad a short text to a window, or make a table for it.
 _WINDOWED = (
     "big_bird", "bigbird_pegasus", "led", "longformer", "longt5", "minimax", "mpt", "pegasus_x",
     "reformer",
@@ -322,11 +322,11 @@ def _require_own_code(name: str, config: Mapping[str, Any], *, consent: bool) ->
                 "from the hub, and would run; take the setting out"
             )
     families = list(_named(config, "model_type"))
-    if not consent and (_quantized(config) or any(each in _ON_GPUS for each in families)):
+    native = [f"is of the family {each}" for each in families if each in _ON_GPUS]
+    if why := not consent and ["has quantized weights"] * _quantized(config) + native:
         raise EncoderError(
-            f"the weights of model {name} are quantized, or its family computes on GPUs by code of "
-            "its own; such code may come from the hub: if you trust it, pass --trust-remote-code "
-            "(in Python trust_remote_code=True)"
+            f"model {name} {why[0]}, for which code may come from the hub; if you trust it, pass "
+            "--trust-remote-code (in Python trust_remote_code=True)"
         )
     images = (
         each
@@ -522,9 +522,8 @@ def _common(
 
 def _static_length(config: dict[str, Any]) -> int:
     """Return the tokens that a static model reads of a text; sentence-transformers reads all."""
-    if config.get("model_type") != MODEL2VEC:
-        return _LONGEST_STATIC
-    length = config.get("max_length", _STATIC_LENGTH)
+    usual = _STATIC_LENGTH if config.get("model_type") == MODEL2VEC else None
+    length = config.get("max_length", usual)
     if length is not None and int(length) < 1:
         raise ValueError(f"max_length is {length}")
     return _LONGEST_STATIC if length is None else min(int(length), _LONGEST_STATIC)

@@ -4,7 +4,6 @@ Such a file may be of other weights than the folder's, or in another type; the c
 index shows that. Layers below the last, heads and decoders need torch.
 """
 
-import contextlib
 import mmap
 import os
 import re
@@ -123,8 +122,10 @@ def _session(folder: ModelFolder, threads: int | None) -> Any:
                 named.add(data[found.end() : found.end() + length])
         files = {name: inside(path.parent, name) for name in map(os.fsdecode, sorted(named))}
         files = {name: file for name, file in files.items() if is_file(file)}
-        with contextlib.ExitStack() as opened:
-            tensors = [opened.enter_context(open_regular(each)).read() for each in files.values()]
+        tensors = list[bytes]()
+        for each in files.values():
+            with open_regular(each) as file:
+                tensors.append(file.read())
         options.add_external_initializers_from_files_in_memory(
             list(files), tensors, list(map(len, tensors))
         )

@@ -63,7 +63,7 @@ class LabelTable:
         """
         if path.suffix not in endings:
             raise ConfigError(
-                f"the ending of {path.name or path} names no format of labels; use "
+                f"the ending of {path.name or path} names no format that is read here; use "
                 f"{', '.join(endings)}" + (_of_array(path) if path.suffix == ".json" else "")
             )
         try:

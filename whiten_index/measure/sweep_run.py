@@ -176,8 +176,8 @@ def _measured(
             run = results.start(_header(config, dataset, (address, release)))
             take(run, inside.measure(dataset, set(run.by_key), stages, failed), wanted)
         except DatabaseError as error:
-            # The other databases are measured first.
-            failed.append(error)
+            # The other databases are measured first; this says more than a refusal of one point.
+            failed.insert(0, error)
     if failed:
         raise failed[0]
     if not config.databases:

@@ -144,9 +144,9 @@ def gc_store(
         size = mirror.size(*(root_folder / name for name in names))
         removed.update(bridged=len(names), bytes=size)
         if not dry_run:
+            _register(users)
             for store in every:
                 _move_migrations(store, moved)
-            _register(users)
             if isinstance(place, Path):
                 remove_killed(place)
             for store, (paths, _, _) in zip(cleaned, garbage, strict=True):
@@ -178,12 +178,14 @@ def _new_places(
     near = named if around is None else [*named, around]
     others = (each for each in known if each not in gone and is_at_its_place(each))
     ids = {index: _id_of(index) for index in (*near, *(settled(each.place) for each in others))}
-    found = dict[str, list[Place]]()
+    found, olds = dict[str, list[Place]](), {each.id for each in gone} - {None}
     for old in gone:
-        same = [index for index in ids if ids[index] == old.id is not None]
-        # One without an id, as in a bucket, may be any of these; one at its place, with a new id.
+        # Notes of a place may also be of an index with another id that is there now.
         place = settled(old.place)
-        maybe = (each for each in near if each == place or None in (ids[each], old.id))
+        same = [each for each in ids if each == place or ids[each] == old.id is not None]
+        # One without an id, as in a bucket, may be any; one that is named may have a new id.
+        unsure = (each for each in near if ids[each] not in olds)
+        maybe = (each for each in unsure if each in named or None in (ids[each], old.id))
         found[old.place] = list(dict.fromkeys([*found.get(old.place, []), *(same or maybe)]))
     return found
 

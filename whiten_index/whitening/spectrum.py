@@ -97,11 +97,12 @@ def real_rows(
 def unit_rows(rows: NDArray[Real]) -> NDArray[Real]:
     """Scale rows (n, d) to unit length; rows of zeros stay as they are.
 
-    Those of float16, of which a sum of squares may be infinite, become float32.
+    Those of float16 become float32. Squares are summed in float64, as they may be infinite.
     """
     rows = rows.astype(np.promote_types(rows.dtype, np.float32), copy=False)
-    norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    scaled: NDArray[Real] = np.divide(rows, norms, out=np.zeros_like(rows), where=norms != 0)
+    squares = np.einsum("nd,nd->n", rows, rows, dtype=np.float64, casting="same_kind")
+    norms, scaled = np.sqrt(squares)[:, None], np.zeros_like(rows)
+    np.divide(rows, norms, out=scaled, where=norms != 0, casting="same_kind")
     return scaled
 
 

@@ -485,5 +485,4 @@ def _moments_of(data: Moments | NDArray[np.floating], *, unit: bool) -> Moments:
     if isinstance(data, Moments):
         return data
     rows = real_rows(data, None, taker="a fit", noun="rows")
-    # The sum of squares of a row of float32 may be infinite.
-    return Moments.of(unit_rows(rows.astype(np.float64)) if unit else rows)
+    return Moments.of(unit_rows(rows) if unit else rows)
