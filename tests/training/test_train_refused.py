@@ -122,3 +122,6 @@ def test_a_model_that_was_damaged_since_is_told(config: Any, name: str) -> None:
     (out / name).unlink()
     with pytest.raises(ArtifactError, match="is missing"):
         train_encoder(config())
+    (out / "manifest.json").write_bytes(b"x")
+    with pytest.raises(ConfigError, match="a trained model, or a damaged one, and is left"):
+        train_encoder(config())

@@ -290,8 +290,8 @@ def require_free(
     known = files(final) if is_folder(final) else None
     if known is None and (not is_folder(final) or list_folder(final)):
         raise ConfigError(
-            f"{final} holds something else than {what}, and is left as it is; name a folder that "
-            "is new, empty, or was made by the same command"
+            f"{final} holds something else than {what}, or a damaged one, and is left as it is; "
+            "name a folder that is new, empty, or was made by the same command"
         )
     for each in _leaves(final):
         if (name := each.relative_to(final).as_posix()) not in (known or ()):
