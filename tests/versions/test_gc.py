@@ -175,6 +175,19 @@ def test_another_index_at_the_place_of_one_that_is_not_mounted_stops_it(tmp_path
     assert world.segment_folders() == before
 
 
+def test_no_build_is_published_while_the_disk_of_versions_is_away(tmp_path):
+    corpus = write_rows(tmp_path / "c.parquet", random_rows(0, rows=40))
+    index = tmp_path / "i"
+    build(index, corpus)
+    (index / "versions").rename(tmp_path / "away")
+    write_rows(tmp_path / "c.parquet", random_rows(1, rows=40))
+    with pytest.raises(ArtifactError, match=r"missing: mount the disk of .*versions"):
+        build(index, corpus)
+    (tmp_path / "away").rename(index / "versions")
+    build(index, corpus)
+    assert gc_store(index / "store", keep_days=0).segments == 0
+
+
 @pytest.mark.parametrize(
     ("name", "why"),
     [("indexes", "is missing, so that it is not known"), ("corpora", "has no record of a corpus")],

@@ -301,7 +301,8 @@ def _require_index(root: Path, mirror: Storage = LOCAL) -> None:
         current = read_current(root)
         raise ArtifactError(
             f"{root} holds no versions, and {CURRENT} names {current.version}; mount the disk of "
-            f"{root / VERSIONS}, or build the index again"
+            f"{root / VERSIONS}, or, if they are gone for good, remove {root / CURRENT} and build "
+            "again"
         )
 
 
