@@ -459,3 +459,10 @@ def test_a_file_that_was_hardly_written_is_not_read_to_its_end(tmp_path: Path, n
     os.truncate(tmp_path / name, 1 << 40)
     with pytest.raises(EncoderError, match=f"{name} has 1,099,511,627,776 bytes, of which"):
         resolve(tmp_path)
+
+
+def test_special_tokens_are_not_lowered(folder):
+    """As by sentence-transformers."""
+    expected = load(add_modules(folder, "mean")).encode(["[MASK] the cat"])
+    edit_json(folder / "sentence_bert_config.json", do_lower_case=True)
+    np.testing.assert_array_equal(load(folder).encode(["[MASK] THE cat"]), expected)

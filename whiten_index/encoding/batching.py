@@ -51,8 +51,7 @@ class BatchEncoder(WindowEncoder):
         if self._tokenizer is None:
             return super().window(texts, queries=queries)
         prompted = [self.prompts[queries] + text for text in texts]
-        lowered = [text.lower() for text in prompted] if self.spec.lower_case else prompted
-        tokens = tokenize(self._tokenizer, lowered, max_length=self.spec.max_length)
+        tokens = tokenize(self._tokenizer, prompted, max_length=self.spec.max_length)
         longest = int(tokens.lengths.max(initial=0))
         require_known_tokens(tokens.ids, longest, self.spec, self.vocabulary)
         return TextWindow(texts, tokens.places, queries, tokens=tokens)

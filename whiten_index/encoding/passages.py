@@ -33,13 +33,11 @@ class PassageSplitter:
     ``room`` are those of its text, of which neighbours share at most ``overlap``, up to half.
     """
 
-    def __init__(
-        self, backend: Any, tokens: int, overlap: int = 0, *, prompt: str, lower_case: bool
-    ) -> None:
+    def __init__(self, backend: Any, tokens: int, overlap: int = 0, *, prompt: str) -> None:
         backend.no_padding()
         backend.no_truncation()
         self.tokens, self.overlap = tokens, overlap
-        self._backend, self._prompt, self._lower_case = backend, prompt, lower_case
+        self._backend, self._prompt = backend, prompt
         self.room = self._room()
 
     @classmethod
@@ -62,8 +60,7 @@ class PassageSplitter:
                 "out --passage-tokens (long texts are then cut off and counted), or choose a model "
                 "whose folder has a tokenizer.json"
             )
-        prompt, lower_case = spec.document_prompt, spec.lower_case
-        return cls(backend, tokens, overlap, prompt=prompt, lower_case=lower_case)
+        return cls(backend, tokens, overlap, prompt=spec.document_prompt)
 
     @tokenizing()
     def split(self, texts: Sequence[str]) -> list[list[Span]]:
@@ -95,34 +92,25 @@ class PassageSplitter:
         self, texts: list[str], found: list[list[Span]], rows: list[int]
     ) -> dict[int, int]:
         """Return for each row the tokens of its longest passage beyond the limit."""
-        # Without a prompt, a whole text has the tokens that were counted, unless it was lowered.
-        cut = [row for row in rows if self._prompt or self._lower_case or len(found[row]) > 1]
+        # Without a prompt, a whole text has the tokens that were counted.
+        cut = [row for row in rows if self._prompt or len(found[row]) > 1]
         pieces = [(row, texts[row][start:end]) for row in cut for start, end in found[row]]
         too_many = dict.fromkeys(rows, 0)
-        alone = [self._lowered(self._prompt + piece) for _, piece in pieces]
+        alone = [self._prompt + piece for _, piece in pieces]
         tokens = (each for chunk in chunks(alone) for each in self._backend.encode_batch(chunk))
         for (row, _), encoding in zip(pieces, tokens, strict=True):
             too_many[row] = max(too_many[row], len(encoding) - self.tokens)
         return too_many
 
     def _offsets(self, texts: list[str]) -> list[list[Span]]:
-        lowered = [self._lowered(text) for text in texts]
-        for row, text in enumerate(texts):
-            # A few letters become two, of which the first takes their place.
-            if len(lowered[row]) != len(text):
-                lowered[row] = "".join(letter.lower()[0] for letter in text)
-        encodings = self._backend.encode_batch(lowered, add_special_tokens=False)
+        encodings = self._backend.encode_batch(texts, add_special_tokens=False)
         return [encoding.offsets for encoding in encodings]
-
-    def _lowered(self, text: str) -> str:
-        return text.lower() if self._lower_case else text
 
     @tokenizing()
     def _room(self) -> int:
         special = self._backend.num_special_tokens_to_add(is_pair=False)
         # A blank that ends the prompt becomes part of the first word's token.
-        lowered = self._lowered(self._prompt.rstrip())
-        prompt = len(self._backend.encode(lowered, add_special_tokens=False))
+        prompt = len(self._backend.encode(self._prompt.rstrip(), add_special_tokens=False))
         tokens, overlap = self.tokens, self.overlap
         room: int = tokens - special - prompt
         taken = f"{special} special tokens" + (f" and {prompt} of the prompt" if prompt else "")

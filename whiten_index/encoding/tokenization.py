@@ -163,6 +163,7 @@ def _tokenizing(tokenizer: Any, max_length: int) -> Callable[[list[str]], Sequen
 def load_tokenizer(spec: "EncoderSpec", folder: "ModelFolder") -> Any:
     """Return a model's transformers tokenizer, fast where it has one."""
     import transformers
+    from tokenizers import normalizers
 
     # Loading prints reports that no caller of this library wants.
     transformers.utils.logging.set_verbosity_error()
@@ -173,6 +174,11 @@ def load_tokenizer(spec: "EncoderSpec", folder: "ModelFolder") -> Any:
         _ = tokenizer.pad_token_id
         if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
             raise ValueError("it has no words; is a file missing, such as tokenizer.json?")
+        if spec.lower_case:
+            # Special tokens stay as they are, as in sentence-transformers.
+            backend, lowers = tokenizer.backend_tokenizer, [normalizers.Lowercase()]
+            own = backend.normalizer
+            backend.normalizer = normalizers.Sequence([*lowers, own] if own else lowers)
     return tokenizer
 
 
@@ -223,8 +229,7 @@ def _asking_again(folder: Path) -> Iterator[None]:
 @tokenizing()
 def require_room(tokenizer: Any, spec: "EncoderSpec", prompt: str) -> None:
     """Refuse a prompt that leaves no room for a text."""
-    lowered = prompt.lower() if spec.lower_case else prompt
-    tokens = len(tokenizer(lowered, truncation=False, verbose=False)["input_ids"]) if prompt else 0
+    tokens = len(tokenizer(prompt, truncation=False, verbose=False)["input_ids"]) if prompt else 0
     if tokens >= spec.max_length:
         raise ConfigError(
             f"the prompt {prompt[:40]!r} has {tokens} tokens and leaves no room in the "

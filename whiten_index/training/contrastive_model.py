@@ -40,7 +40,7 @@ class Collator:
     def __call__(self, sentences: Sequence[str]) -> Mapping[str, Tensor]:
         """Return ``input_ids`` and ``attention_mask``, both (n, t)."""
         tokens = self.tokenizer(
-            [each.lower() for each in sentences] if self.spec.lower_case else list(sentences),
+            list(sentences),
             padding=True,
             truncation=True,
             max_length=self.max_length,
