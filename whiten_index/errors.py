@@ -65,6 +65,8 @@ _NO_SECRETS = ("PWD", "OLDPWD")
 # A password may hold / ? # @ that its owner did not escape. A port is none.
 _USER_INFO = re.compile(r"://[^/\s@:]*:(?!\d{1,5}/)((?:(?!://)\S)+)@")
 _SHORTEST, _LONG = 6, 8
+# Secrets that libraries read from files of their own, such as ~/.pgpass, as far as they tell.
+FILE_SECRETS = set[str]()
 
 
 def first_line(message: object) -> str:
@@ -304,8 +306,8 @@ def _hidden(found: re.Match[str]) -> str:
 
 
 def _environment() -> set[str]:
-    """Return the secrets in the environment's variables."""
-    found = set[str]()
+    """Return the secrets in the environment's variables, and in files of libraries."""
+    found = set(FILE_SECRETS)
     for name, value in os.environ.items():
         if _SECRET_VARIABLE.search(name) and name not in _NO_SECRETS:
             # A token of Milvus is USER:PASSWORD.

@@ -68,6 +68,8 @@ class _Answers(BaseHTTPRequestHandler):
             self._answer(206, self.data[:9], length=1000)
         elif how == "long":
             self._answer(206, self.data)
+        elif how == "quoted":
+            self.send_error(403, f"not with {self.headers['X-Api-Key']}, {self.headers['Cookie']}")
         elif how != "reset":
             self._answer(int(how), b"no")
 
@@ -154,6 +156,9 @@ def test_a_redirect_to_another_host_takes_no_secret_there(
     # On its own host, the server may redirect.
     status, said = _encode(f"{address}/moved/x.parquet", tmp_path / "store")
     assert "403, message='Forbidden'" in said
+    status, said = _encode(f"{address}/quoted/x.parquet", tmp_path / "store")
+    assert "403, message='not with " in said
+    assert SIGNATURE not in said
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 from pathlib import Path
@@ -85,3 +87,13 @@ def test_an_input_that_stays_open_keeps_no_server(
             process.stdin.close()
         assert process.wait(60) in statuses
         assert process.stderr.read() == b""
+
+
+@pytest.mark.parametrize("how", ["<&-", ">&-", ">/dev/full"])
+def test_input_and_output_that_fail(of_embeddings: Path, how: str) -> None:
+    """As the system's errors, in one line."""
+    line = b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}\n'
+    words = shlex.join([*COMMAND, f"docs={of_embeddings}", "--stdio"])
+    done = subprocess.run(["bash", "-c", f"{words} {how}"], input=line, capture_output=True)
+    assert done.returncode == 7
+    assert re.fullmatch(b"Error: .*standard input or output.*\n", done.stderr)

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from whiten_index.artifacts.files import exists, is_link, list_folder, reading, system_error
-from whiten_index.errors import ConfigError, CorpusError, StorageError, first_line
+from whiten_index.errors import FILE_SECRETS, ConfigError, CorpusError, StorageError, first_line
 from whiten_index.paths import at_home, cut, require_no_secret, require_plain_environment
 
 SUFFIXES = (".parquet", ".pq", ".parq")
@@ -79,6 +79,7 @@ _WITHIN_OTHERS = (
 )  # fmt: skip
 _REDIRECTS = (301, 302, 303, 307, 308)
 _LONGEST_ANSWER = 1 << 26  # bytes of a list of links
+_SECRET_NAME = re.compile("headers|cookies|auth|pass|secret|token|key", re.I)
 # Headers without a secret, and the one that aiohttp itself takes to no other server.
 _HARMLESS = ("accept", "accept-language", "user-agent", "authorization")
 # Decides by the names below the source whether a file is wanted or, with ``whole=False``, whether a
@@ -263,6 +264,7 @@ def _fsspec() -> Any:
 
         for name in ("http", "https"):
             _require_objects(fsspec.config.conf.get(name, {}))
+        FILE_SECRETS.update(_secrets_of(fsspec.config.conf))
     except OSError as error:
         raise system_error("the configuration of fsspec", error) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, IniError) as error:
@@ -274,6 +276,17 @@ def _require_objects(settings: Any) -> None:
     for name, inside in settings.items():
         if name in ("client_kwargs", "headers", "cookies"):
             _require_objects(inside)
+
+
+def _secrets_of(settings: Any, *, secret: bool = False) -> Iterator[str]:
+    """Yield the texts of a configuration whose names say that they are secret, and headers."""
+    if isinstance(settings, dict):
+        for name, inside in settings.items():
+            named = _SECRET_NAME.search(str(name)) is not None
+            yield from _secrets_of(inside, secret=secret or named)
+    elif secret and isinstance(settings, str):
+        # Of "Bearer KEY" the key alone, too.
+        yield from (settings, settings.rpartition(" ")[2])
 
 
 def _misconfigured(error: BaseException) -> ConfigError:

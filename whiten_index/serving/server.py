@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import asdict, is_dataclass
@@ -26,7 +27,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import whiten_index
-from whiten_index.artifacts.files import unforeseen
+from whiten_index.artifacts.files import system_error, unforeseen
 from whiten_index.errors import ConfigError, StorageError, WhitenIndexError
 from whiten_index.paths import at_home
 from whiten_index.serving import problems
@@ -297,7 +298,10 @@ def serve_stdio(places: Mapping[str, Path | str], options: ServeOptions | None =
 
     Raises:
         BrokenPipeError: the reader of the output has gone.
+        StorageError: the input or output is closed, or cannot be read or written.
     """
+    if None in (sys.__stdin__, sys.__stdout__):
+        raise StorageError("standard input or output is closed; serve --stdio needs both")
     service = Service(places, options or ServeOptions())
 
     async def run() -> None:
@@ -309,9 +313,14 @@ def serve_stdio(places: Mapping[str, Path | str], options: ServeOptions | None =
     try:
         anyio.run(run)
     except BaseExceptionGroup as failed:
-        if failed.subgroup(BrokenPipeError) is None:
+        if failed.subgroup(BrokenPipeError) is not None:
+            raise BrokenPipeError from failed
+        error: BaseException = failed.subgroup(OSError) or failed
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        if not isinstance(error, OSError):
             raise
-        raise BrokenPipeError from failed
+        raise system_error("standard input or output", error, action="use") from failed
 
 
 async def _end_on_signals() -> None:

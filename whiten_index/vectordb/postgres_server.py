@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 from psycopg import conninfo, sql
 
-from whiten_index.errors import ConfigError, DatabaseError, first_line, hide_secrets
+from whiten_index.errors import FILE_SECRETS, ConfigError, DatabaseError, first_line, hide_secrets
 from whiten_index.paths import require_no_secret
 from whiten_index.vectordb.postgres_options import EXTENSIONS, PostgresOptions
 
@@ -110,6 +110,7 @@ def connect(address: str, options: PostgresOptions, *, make: bool) -> tuple[Any,
             client_encoding="UTF8",
             fallback_application_name="whiten-index",
         )
+        FILE_SECRETS.add(connection.info.password)
         connection.limit = options.lock_timeout + _SILENCE
         isolated: Any = connection.execute(_ISOLATE).fetchone()
         connection.execute(
@@ -124,6 +125,8 @@ def connect(address: str, options: PostgresOptions, *, make: bool) -> tuple[Any,
             f"postgresql://user@host:port/database?name=value, and in it {_ENCODE}"
         ) from None
     except psycopg.Error as error:
+        if error.pgconn is not None:
+            FILE_SECRETS.add(error.pgconn.password.decode(errors="replace"))
         raise DatabaseError(_not_connected(error, address)) from None
     return connection, isolated[0], isolated[1]
 

@@ -3,8 +3,11 @@
 import os
 import re
 import signal
+import socket
+import struct
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -315,3 +318,27 @@ def test_functions_of_users_are_not_called(address: str, run: Run, path: str) ->
     assert run("SELECT DISTINCT what FROM called") == []
     # Those of the table run, on the path of its users.
     assert run("SELECT n FROM log") == [(7,)]
+
+
+def test_a_password_of_a_file_that_the_server_quotes_is_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def quote() -> None:
+            with server.accept()[0] as client:
+                client.recv(1000)
+                client.sendall(b"R" + struct.pack("!ii", 8, 3))  # asks for it as it is
+                said = b"SFATAL\0C28P01\0Mnot " + client.recv(1000)[5:] + b"\0"
+                client.sendall(b"E" + struct.pack("!i", len(said) + 4) + said)
+
+        (tmp_path / "pgpass").write_text(f"127.0.0.1:{port}:*:*:of-a-file\n")
+        (tmp_path / "pgpass").chmod(0o600)
+        monkeypatch.setenv("PGPASSFILE", str(tmp_path / "pgpass"))
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(quote)
+            address = f"postgresql://u@127.0.0.1:{port}/d?sslmode=disable&gssencmode=disable"
+            with pytest.raises(DatabaseError, match="FATAL: not …") as raised:
+                open_writer(address, "docs")
+        assert "of-a-file" not in str(raised.value)
