@@ -62,12 +62,6 @@ def test_which_vectors_documents_belong_to(index: Path, tmp_path: Path) -> None:
         assert digest.decode() == hashlib.blake2b(np.load(tmp_path / "v.npy").data).hexdigest()
         digests.add(digest)
     assert len(digests) == 2
-    # As often as a push is killed there, the next one knows the vectors for those of a push.
-    vectors = (tmp_path / "v.npy").read_bytes()
-    for k in (3, K, 3, 4):
-        push(index, tmp_path / "v.npy", k=k)
-        (tmp_path / "v.npy").write_bytes(vectors)
-        assert (pushed_version(str(tmp_path / "v.npy")) is None) == (k != 4)
 
 
 @pytest.mark.parametrize("name", ["v.parquet", "v.arrow", "v.npy"])

@@ -42,9 +42,10 @@ from whiten_index.vectordb.pushed_table import (
 )
 
 # Metadata of the documents of an .npy file: BLAKE2b of the bytes of its vectors, in hexadecimal,
-# and of those that they replaced. Two files are not put in place in one step, so that a push that
-# was killed may leave new documents with old vectors.
+# and those of earlier pushes. Two files are not put in place in one step, so that a push that was
+# killed may leave new documents with old vectors.
 _DIGEST, _EARLIER = "vectors_blake2b", "vectors_blake2b_before"
+_MOST_EARLIER = 8
 # Tries to be the only push that puts files in place, and the seconds between them.
 _TRIES, _PAUSE = 100, 0.1
 
@@ -141,7 +142,7 @@ def _refuse_damaged(path: Path, error: Exception) -> None:
 
 
 def _digests(described: Path) -> list[str]:
-    """Return the digests of the vectors that a push wrote with documents, and of those before."""
+    """Return the digests of the vectors that pushes wrote with documents, the latest first."""
     found = _metadata(described)
     return b" ".join(found.get(name.encode(), b"") for name in (_DIGEST, _EARLIER)).decode().split()
 
@@ -190,7 +191,7 @@ def write_rows(
         open_files.enter_context(writing(path, kept=""))
         places = [open_files.enter_context(replacing(each)) for each in written_files(path)]
         if ending(path) == NPY:
-            earlier = _digest(path) if exists(path) else ""
+            earlier = _digests(written_files(path)[-1])
             _write_npy(places[0], places[1], layout, pushed.rows, marked, earlier, batches)
         else:
             _write_table(places[0], layout, marked, batches, path)
@@ -243,7 +244,7 @@ def _refusals(path: Path) -> Iterator[None]:
 
 def _write_npy(
     vectors: Path, documents: Path, layout: Layout, rows: int, marked: Mapping[str, str],
-    earlier: str, batches: Iterable[pa.RecordBatch],
+    earlier: list[str], batches: Iterable[pa.RecordBatch],
 ) -> None:  # fmt: skip
     names = [name for name in layout.schema.names if name != VECTOR]
     schema = pa.schema([layout.schema.field(name) for name in names])
@@ -262,4 +263,5 @@ def _write_npy(
             file.write(numbers.data)
             with _refusals(documents):
                 writer.write_batch(batch.select(names).replace_schema_metadata(marked))
-        writer.add_key_value_metadata({_DIGEST: digest.hexdigest(), _EARLIER: earlier})
+        others = [each for each in earlier if each != digest.hexdigest()][:_MOST_EARLIER]
+        writer.add_key_value_metadata({_DIGEST: digest.hexdigest(), _EARLIER: " ".join(others)})
