@@ -292,7 +292,7 @@ def hide_secrets(text: str) -> str:
     If a server or a configuration file may be quoted, raise the error ``from None``, as Python also
     shows its causes.
     """
-    forms = {form for each in _environment() for form in (each, quote(each, ""), quote_plus(each))}
+    forms = {form for each in _secrets() for form in (each, quote(each, ""), quote_plus(each))}
     for form in sorted(forms, key=len, reverse=True):
         # A short one may be a part of a word.
         edges = ("", "") if len(form) >= _LONG else (r"(?<![A-Za-z0-9])", r"(?![A-Za-z0-9])")
@@ -305,7 +305,7 @@ def _hidden(found: re.Match[str]) -> str:
     return f"{scheme}://…" if _secret_in(scheme.lower(), rest.lstrip("/")) else found[0]
 
 
-def _environment() -> set[str]:
+def _secrets() -> set[str]:
     """Return the secrets in the environment's variables, and in files of libraries."""
     found = set(FILE_SECRETS)
     for name, value in os.environ.items():

@@ -1,4 +1,4 @@
-"""What a push checks: the index, the options, what is there, and what comes back."""
+"""Checks of a push: of the index, the options, what is there, and what comes back."""
 
 import math
 import shutil

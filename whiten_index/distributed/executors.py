@@ -324,7 +324,7 @@ def remote_call(
 ) -> Any:
     """Return ``function(stages, *args)``, called on a worker where there are workers.
 
-    The worker's stages and notes are told to ``stages`` when it is done.
+    The stages and notes of the worker are added to ``stages`` when it is done.
     """
     if not executor.remote:
         return function(stages, *args)

@@ -173,7 +173,7 @@ def _new_places(
     gone: Collection[RegisteredIndex],
     named: Sequence[Place],
 ) -> dict[str, list[Place]]:
-    """Return where each index to forget is now: as named, as an update registered it, or around."""
+    """Return where each index to forget is now: named, registered, or around the store."""
     around = index_around(root)
     near = named if around is None else [*named, around]
     others = (each for each in known if each not in gone and is_at_its_place(each))

@@ -261,16 +261,17 @@ def current_or_none(root: Path) -> Current | None:
 def require_own_current(root: Path, mirror: Storage = LOCAL) -> None:
     """Refuse a place whose ``CURRENT`` another program wrote, as LevelDB and RocksDB have one.
 
-    And one where the published version is missing, as the disk of the versions may not be mounted.
+    Also refuse one whose published version is missing: its disk may not be mounted.
     """
-    current = current_or_none(root) if exists(root / CURRENT) else None
-    if current is not None and not mirror.uri and not exists(root / VERSIONS / current.version):
-        raise ArtifactError(
-            f"version {current.version}, which {root} publishes, is missing: mount the disk of "
-            f"{root / VERSIONS}, or, if it is gone for good, remove {root / CURRENT} and build "
-            "again"
-        )
-    if not exists(root / CURRENT) or current is not None:
+    if not exists(root / CURRENT):
+        return
+    if (current := current_or_none(root)) is not None:
+        if not mirror.uri and not exists(root / VERSIONS / current.version):
+            raise ArtifactError(
+                f"version {current.version}, which {root} publishes, is missing: mount the disk of "
+                f"{root / VERSIONS}, or, if it is gone for good, remove {root / CURRENT} and build "
+                "again"
+            )
         return
     mirror.latest(root / INDEX_ID)
     if not exists(root / INDEX_ID) and not version_names(root, mirror):
