@@ -6,6 +6,7 @@ Each message says what was given, what was expected and what to do.
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
@@ -292,7 +293,8 @@ def hide_secrets(text: str) -> str:
     If a server or a configuration file may be quoted, raise the error ``from None``, as Python also
     shows its causes.
     """
-    forms = {form for each in _secrets() for form in (each, quote(each, ""), quote_plus(each))}
+    coders = (str, partial(quote, safe="", errors="replace"), partial(quote_plus, errors="replace"))
+    forms = {coded(each) for each in _secrets() for coded in coders}
     for form in sorted(forms, key=len, reverse=True):
         # A short one may be a part of a word.
         edges = ("", "") if len(form) >= _LONG else (r"(?<![A-Za-z0-9])", r"(?![A-Za-z0-9])")
@@ -312,6 +314,8 @@ def _secrets() -> set[str]:
         if _SECRET_VARIABLE.search(name) and name not in _NO_SECRETS:
             # A token of Milvus is USER:PASSWORD.
             found |= {value.strip(), value.strip().rpartition(":")[2]}
-        for whole in _USER_INFO.findall(value):
+        # The scheme of a proxy may be left out.
+        proxy = name.lower().endswith("_proxy") and "://" not in value
+        for whole in _USER_INFO.findall(f"://{value}" if proxy else value):
             found |= {unquote(each) for each in (whole, *re.split("[/?#@]", whole))}
     return {each for each in found if len(each) >= _SHORTEST}

@@ -273,7 +273,8 @@ def test_what_a_library_says_of_a_secret_of_the_environment_is_hidden(
 
         def info(self, path: str, **_: Any) -> Any:
             secrets = f"{SECRET}, http://u:{ESCAPED}@h, ?key={ESCAPED}"
-            raise OSError(f"401 for {path} with {secrets}, second-one (Invalid port: 'Geheim')")
+            ports = "Invalid port: 'Geheim', 'Simsala'"
+            raise OSError(f"401 for {path} with {secrets}, second-one ({ports})")
 
         ls = info
 
@@ -281,12 +282,15 @@ def test_what_a_library_says_of_a_secret_of_the_environment_is_hidden(
     monkeypatch.setenv("LEAKY_API_KEY", SECRET)
     # A slash should be written as %2F there; a library then takes what is before it for a port.
     monkeypatch.setenv("HTTPS_PROXY", "http://user:Geheim/wort77@proxy.test:3128")
+    monkeypatch.setenv("ALL_PROXY", "user:Simsala/bim@proxy.test:3128")
+    # Bytes that are no UTF-8.
+    monkeypatch.setenv("ODD_TOKEN", os.fsdecode(b"abcdef\xff"))
     monkeypatch.setenv("TWO", "amqp://u:first-one@h:1,amqp://u:second-one@h:2")
     monkeypatch.setenv("IMAGE", "docker://h.corp:5000/c.parquet/with@sha256:0")
     result = run("build", "leaky://x/c.parquet", "--embedding-column", "e", "--out", "index")
     assert result.exit_code == 7
     assert "401 for x/c.parquet with" in result.output
-    assert "…, … (Invalid port: '…')" in result.output
+    assert "…, … (Invalid port: '…', '…')" in result.output
     require_no_leak(work, result.output)
     config = BuildConfig(corpus=("leaky://x/c.parquet",), embedding_column="e", out="index")
     with pytest.raises(WhitenIndexError) as raised:

@@ -61,7 +61,9 @@ def test_a_row_filter_keeps_what_python_would_keep(tmp_path, write_parquet, cond
         ("f == 0.1", [0]), ("0.1 == f", [0]), ("f <= 0.1", [0]), ("f < 0.1", []),
         ("f > 0.1", [1, 2]), ("f != 0.1", [1, 2]),
         ("f in [0.1, 7.5]", [0, 2]), ("f not in (0.1,)", [1, 2]),
-        ("f < 1e300", [0, 1, 2]), ("f == 1e300", []),
+        ("f < 1e300", [0, 1, 2]), ("f == 1e300", []), ("f in [0.105, 0.3]", [1]),
+        ("f in [1e39, 0.3]", [1]), ("f not in [1e39]", [0, 1, 2]), ("f > 16777217", []),
+        ("f in [16777217, 7.5]", [2]),
     ],
 )  # fmt: skip
 def test_numbers_are_rounded_as_the_column_is(bits, condition, wanted):

@@ -23,6 +23,10 @@ from whiten_index.errors import StorageError
 SIGNATURE = "0123456789abcdef0123456789abcdef"
 
 
+# Servers at which tag and date stay as they are.
+_SAME = ("bare", "far", "second")
+
+
 class _Answers(BaseHTTPRequestHandler):
     """Serves a file; the first folder of the path says how it fails, and after how many ranges."""
 
@@ -44,15 +48,18 @@ class _Answers(BaseHTTPRequestHandler):
         self.ranges[self.path] = self.ranges.get(self.path, 0) + (wanted is not None)
         fails = not after or (wanted is not None and self.ranges[self.path] > int(after))
         fails = fails and how != "sound"
-        tags = {"ETag": '"1"'} if how not in ("dated", "bare") else {}
+        tags = {"ETag": '"1"'} if how not in ("dated", "bare", "far") else {}
+        if how in ("far", "second"):
+            year = "99999999999" if how == "far" else "2024"
+            tags["Last-Modified"] = f"Mon, 01 Jan {year} 00:00:00 GMT"
         if how in ("dated", "tagged"):
             later = self.ranges[self.path] > int(after)
             tags["Last-Modified"] = f"Mon, 01 Jan 2024 00:00:0{1 + later} GMT"
-        if not fails or how in ("whole", "dated", "tagged", "bare"):
+        if not fails or how in ("whole", "dated", "tagged", *_SAME):
             whole = how == "whole" or wanted is None
             first, last = (0, None) if whole else map(int, wanted[6:].split("-"))
             data = self.data[first : None if last is None else last + 1]
-            if how == "bare" and fails:
+            if how in _SAME and fails:
                 data = data.replace(b"parquet-cpp", b"parquet-cqq")
             self._answer(200 if whole else 206, data, **tags)
         elif how == "moved":
@@ -66,10 +73,16 @@ class _Answers(BaseHTTPRequestHandler):
             time.sleep(3)
         elif how == "short":
             self._answer(206, self.data[:9], length=1000)
+        elif how in ("part", "other"):
+            first, last = map(int, wanted[6:].split("-"))
+            first, last = (first, last - 1) if how == "part" else (first - 1, last - 1)
+            given = {"Content-Range": f"bytes {first}-{last}/{len(self.data)}"}
+            self._answer(206, self.data[first : last + 1], **given)
         elif how == "long":
             self._answer(206, self.data)
         elif how == "quoted":
-            self.send_error(403, f"not with {self.headers['X-Api-Key']}, {self.headers['Cookie']}")
+            session = str(self.headers["Cookie"]).rpartition("=")[2]
+            self.send_error(403, f"not with {self.headers['X-Api-Key']}, {session}")
         elif how != "reset":
             self._answer(int(how), b"no")
 
@@ -133,7 +146,7 @@ def test_a_number_sign_is_part_of_a_name(address: str, tmp_path: Path) -> None:
     assert [*_asked(address)[0]] == ["/sound/x%231.parquet"]
 
 
-_KEY = {"X-Api-Key": SIGNATURE}
+_KEY = {"X-Api-Key": SIGNATURE, "Cookie": f"session={SIGNATURE}"}
 
 
 @pytest.mark.parametrize("after", ["", "-after-2"])
@@ -254,6 +267,10 @@ def test_only_a_server_that_says_so_has_no_such_file(
         ("reset-after-2", "Server disconnected"),
         ("slow-after-2", "TimeoutError"),
         ("short-after-2", "Response payload is not completed"),
+        ("part-after-2", "the answer is not the range that was asked for"),
+        ("other-after-2", "the answer is not the range that was asked for"),
+        ("200-after-2", "the answer is not the range that was asked for"),
+        ("416-after-2", "it refuses a range of the file"),
         ("whole", "The HTTP server doesn't appear to support range requests"),
     ],
 )
@@ -279,14 +296,15 @@ def test_a_glob_at_a_server_that_refuses_is_not_empty(address: str, tmp_path: Pa
     assert "403, message='Forbidden'" in said
 
 
-def test_a_file_that_changes_at_a_server_without_tags_and_dates(
-    address: str, tmp_path: Path
+@pytest.mark.parametrize("how", _SAME)
+def test_a_file_that_changes_while_tag_and_date_stay(
+    address: str, tmp_path: Path, how: str
 ) -> None:
     """Its footer is read again after all of its rows."""
-    place = "bare-after-999/x.parquet"
+    place = f"{how}-after-999/x.parquet"
     assert _encode(f"{address}/{place}", tmp_path / "store")[0] == 0
     count = _asked(address)[0][f"/{place}"]
-    status, said = _encode(f"{address}/bare-after-{count - 1}/x.parquet", tmp_path / "other")
+    status, said = _encode(f"{address}/{how}-after-{count - 1}/x.parquet", tmp_path / "other")
     assert (status, "x.parquet changed while it was read" in said) == (CORPUS, True)
 
 

@@ -1,15 +1,19 @@
 """Errors about damage name the file that is damaged, and the way to mend it."""
 
 import shutil
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.helpers.bad_input import fails, run
+from tests.helpers.builds import build, random_rows, write_rows
 from tests.helpers.flipped import flip
 from tests.helpers.updates import Place, some_rows, version_of
 from whiten_index import EmbeddingStore, open_index
+from whiten_index.distributed.executors import SerialExecutor
 from whiten_index.errors import ArtifactError
 from whiten_index.store.records import CorpusPart
 from whiten_index.versions.compaction import compact_store
@@ -122,3 +126,27 @@ def test_embeddings_that_are_written_again_are_told(tmp_path: Path, command: str
     assert status == 0
     assert "segments of embeddings in" in stderr
     assert "were damaged, and were written again" in stderr
+
+
+def test_a_part_of_an_index_that_changed_between_workers_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoil(_: SerialExecutor, function: Callable[[Any], Any], items: Iterable[Any]) -> Any:
+        for trained in tmp_path.rglob("trained.faiss"):
+            flip(trained)
+        return map(function, items)
+
+    monkeypatch.setattr(SerialExecutor, "remote", True)
+    monkeypatch.setattr(SerialExecutor, "map", spoil)
+    corpus = write_rows(tmp_path / "c.parquet", random_rows())
+    with pytest.raises(ArtifactError, match=r"trained\.faiss is damaged; check its disk"):
+        build(tmp_path / "index", corpus, factory="IVF4,Flat")
+    assert not list((tmp_path / "index" / "versions").iterdir())
+
+
+def test_rows_that_are_gone_are_told_beside_other_damage(changed: Path, tmp_path: Path) -> None:
+    store = EmbeddingStore.open(shutil.copytree(changed, tmp_path / "index") / "store")
+    shutil.rmtree(store.segments_folder)
+    store.segments_folder.mkdir()
+    change(next(store.indexes.folder.iterdir()))
+    assert "needed rows" in run("verify", store.place)[1]

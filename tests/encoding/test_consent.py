@@ -226,6 +226,8 @@ def test_modules_of_other_packages_never_run(plain, tmp_path, monkeypatch):
             "code (attn_implementation 'acme/fast') that",
         ),
         ({"attn_implementation": "flash_attention_2"}, "'flash_attention_2') that may come"),
+        ({"configuration_files": ["config.4.0.0.json"]}, "sets configuration_files, by which"),
+        ({"attribute_map": {"a": "_attn_implementation_internal"}}, "sets attribute_map, by which"),
         ({"experts_implementation": "sonicmoe"}, "code (experts_implementation 'sonicmoe') that"),
         (
             {"quantization_config": {"quant_method": "mxfp4"}},

@@ -13,7 +13,7 @@ from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.load_encoder import load_encoder, resolve_encoder
 from whiten_index.encoding.models import find_model
 
-LONGEST = 32
+LONGEST, CONFIG = 32, "config_sentence_transformers.json"
 
 
 def naive_pool(tokens: torch.Tensor, pooling: str) -> torch.Tensor:
@@ -114,6 +114,31 @@ def test_a_folder_that_sentence_transformers_saved_encodes_alike(
     np.testing.assert_allclose(
         found.encode_queries(some), truth.encode(some, prompt_name="query"), atol=1e-5
     )
+
+
+@pytest.mark.parametrize(
+    ("file", "settings"),
+    [
+        ("tokenizer_config.json", {"model_max_length": 5}),
+        ("sentence_roberta_config.json", {"max_seq_length": 8}),
+        (CONFIG, {"prompts": {"query": "", "document": "", "x": "a "}, "default_prompt_name": "x"}),
+        (CONFIG, {"prompts": {"document": "", "passage": "king "}}),
+    ],
+)
+def test_settings_count_as_in_sentence_transformers(
+    tmp_path, tiny_model, texts, sentence_transformers, file, settings
+):
+    transformer, pooling = sentence_transformers.SentenceTransformer(str(tiny_model), device="cpu")
+    transformer.max_seq_length = 14
+    folder = tmp_path / "saved"
+    sentence_transformers.SentenceTransformer(modules=[transformer, pooling]).save(str(folder))
+    if file.startswith("sentence_"):
+        (folder / "sentence_bert_config.json").rename(folder / file)
+    edit_json(folder / file, **settings)
+    truth = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+    found, some = load(folder), texts[:20]
+    np.testing.assert_allclose(found.encode(some), truth.encode_document(some), atol=1e-5)
+    np.testing.assert_allclose(found.encode_queries(some), truth.encode_query(some), atol=1e-5)
 
 
 SENTENCES = [

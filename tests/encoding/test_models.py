@@ -376,6 +376,8 @@ def test_a_pooling_that_is_not_ours_is_refused_unless_another_is_chosen(folder, 
      ("tokenizer_config.json", '{"model_max_length": "x"}'),
      ("tokenizer_config.json", '{"auto_map": [1]}'),
      ("tokenizer_config.json", '{"tokenizer_class": "RagTokenizer"}'),
+     ("tokenizer_config.json", '{"fast_tokenizer_files": ["../copy/tokenizer.4.json"]}'),
+     ("config_sentence_transformers.json", '{"truncate_dim": 8}'),
      ("config_sentence_transformers.json", '{"prompts": ["a"]}'),
      ("config_sentence_transformers.json", '{"prompts": {"query": {"a": 1}}}'),
      ("config_sentence_transformers.json", '{"prompts": {"query": "\\ud800"}}'),
@@ -466,3 +468,12 @@ def test_special_tokens_are_not_lowered(folder):
     expected = load(add_modules(folder, "mean")).encode(["[MASK] the cat"])
     edit_json(folder / "sentence_bert_config.json", do_lower_case=True)
     np.testing.assert_array_equal(load(folder).encode(["[MASK] THE cat"]), expected)
+
+
+def test_a_tokenizer_in_python_may_lower_too(tmp_path):
+    config = transformers.T5Config(vocab_size=384, d_model=32, d_kv=8, d_ff=32, num_layers=1)
+    transformers.T5EncoderModel(config).save_pretrained(tmp_path)
+    transformers.ByT5Tokenizer().save_pretrained(tmp_path)
+    add_modules(tmp_path, "mean")
+    edit_json(tmp_path / "sentence_bert_config.json", do_lower_case=True)
+    assert load(tmp_path).encode(["a"]).shape == (1, 32)

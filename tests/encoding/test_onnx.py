@@ -167,6 +167,13 @@ def test_memory_that_runs_out_is_no_fault_of_the_file(
         load_encoder(str(folder), backend="onnx")
 
 
+_KEY = b"\n\x08location"
+
+
+def _length(name: str) -> bytes:
+    return bytes([len(name)] if len(name) < 128 else [len(name) & 127 | 128, len(name) >> 7])
+
+
 @pytest.mark.parametrize("name", ["model.onnx_data", "weights.bin", "w" * 200 + ".bin"])
 def test_tensors_next_to_an_onnx_file_may_be_written_over_later(folder: Path, name: str) -> None:
     file = folder / "onnx/model.onnx"
@@ -179,6 +186,12 @@ def test_tensors_next_to_an_onnx_file_may_be_written_over_later(folder: Path, na
     with tensors.open("r+b") as opened:
         opened.write(bytes(tensors.stat().st_size))
     np.testing.assert_array_equal(encoder.encode(ODD), expected)
+    # Fields may come in any order, of which this one is not looked for.
+    content, named = file.read_bytes(), b"\x12" + _length(name) + name.encode()
+    file.write_bytes(content.replace(_KEY + named, named + _KEY))
+    with pytest.raises(EncoderError, match="in a way that is not known"):
+        load_encoder(str(folder), backend="onnx")
+    file.write_bytes(content)
     # As of a copy that was cut off: it would fill the memory.
     os.truncate(tensors, 1 << 40)
     with pytest.raises(ArtifactError, match=r"has 1,099,511,627,776 bytes, of which"):

@@ -72,8 +72,8 @@ def test_every_text_is_in_the_store_once_whatever_fails(tmp_path: Path) -> None:
         report = encode(tmp_path, server.url)
         assert set(map(str, FAULTS)) == set(server.failed)
         assert {server.answered[text] for text in texts} == {1}
-        # Nothing is charged twice; the twelve texts of the canary come once.
-        assert sum(server.answered.values()) == len(texts) + 12
+        # Nothing is charged twice; the twelve texts of the canary come before and after.
+        assert sum(server.answered.values()) == len(texts) + 24
     assert report.counts.encoded == len(texts)
     assert report.counts.tokens == sum(len(text.split()) for text in texts)
     expected = np.stack([embedding(text) for text in texts])
@@ -109,7 +109,7 @@ def test_a_run_that_is_killed_asks_for_the_rest_alone(tmp_path: Path) -> None:
         assert sum(server.answered.values()) > 0.9 * len(texts)
         server.answered.clear()
         report = encode(tmp_path, server.url)
-        asked = sum(server.answered.values()) - 12
+        asked = sum(server.answered.values()) - 24
     # The last tenth, what came since it was saved last, and what was under way. It is saved every
     # 1,024 texts, and less often where saving takes long.
     assert 250 <= asked <= 0.9 * len(texts)
@@ -129,6 +129,21 @@ def test_no_more_is_spent_than_the_user_allows(tmp_path: Path, server: Embedding
     report = encode(tmp_path, server.url, price=price, max_cost=2 * total * price / 1e6)
     assert report.counts.encoded + report.counts.reused == len(texts)
     assert {server.answered[text] for text in texts} == {1}
+
+
+def test_a_model_that_changes_in_mid_build_is_published_nowhere(tmp_path: Path) -> None:
+    texts = texts_of(3000)
+    write(tmp_path, texts)
+    with EmbeddingServer() as server:
+        server.hear = lambda _: setattr(server, "turn", 50.0 if server.requests > 12 else 0.0)
+        with pytest.raises(EncoderError, match=r"openai:words .* has changed: the cosine"):
+            build(tmp_path, server.url)
+        assert not (tmp_path / "index" / "CURRENT").exists()
+        # With the old model it goes on, and keeps nothing of the other one.
+        server.hear, server.turn = lambda _: None, 0.0
+        np.testing.assert_allclose(
+            stored(encode(tmp_path, server.url)), [embedding(text) for text in texts], atol=1e-3
+        )
 
 
 def test_tries_that_may_have_been_charged_count(tmp_path: Path) -> None:
@@ -156,7 +171,7 @@ def test_the_end_says_what_was_spent(tmp_path: Path, server: EmbeddingServer) ->
     watcher = Mock(spec=Progress)
     given = options(tmp_path, server.url, store=str(tmp_path / "store"), price=20.0)
     encode_corpus(BuildConfig(**given), progress=watcher)
-    tokens = server.charged - CANARY_WORDS
+    tokens = server.charged - 2 * CANARY_WORDS
     spent = f"note: 1 requests, {tokens:,} tokens, cost {tokens * 20 / 1e6:.4g}"
     watcher.note.assert_called_once_with(spent)
     # That of a build has the pieces by which auto chooses.
@@ -164,7 +179,7 @@ def test_the_end_says_what_was_spent(tmp_path: Path, server: EmbeddingServer) ->
     build = BuildConfig(**given, out=str(tmp_path / "index"))
     plan = plan_build(build)
     assert plan["cut_in_pieces"] == 100
-    before = server.charged
+    before = server.charged + CANARY_WORDS
     build_index(build, progress=watcher)
     assert plan["tokens"] == pytest.approx(server.charged - before, rel=0.15)
     assert f", {server.charged - before:,} tokens, cost" in str(watcher.note.call_args_list)
@@ -245,7 +260,7 @@ def test_an_endpoint_that_asks_for_no_pause_is_not_asked_for_ever() -> None:
                 encoder.encode_queries(["a"])
             return server.requests
 
-    pauses = ("0", "nan", "-5", "1e999", "Wed, 21 Oct 2015 07:28:00 GMT")
+    pauses = ("0", "0.00001", "nan", "-5", "1e999", "Wed, 21 Oct 2015 07:28:00 GMT")
     with ThreadPoolExecutor() as threads:
         assert max(threads.map(ask, pauses)) < 20
 
@@ -431,4 +446,4 @@ def test_no_model_library_is_loaded(tmp_path: Path, server: EmbeddingServer) -> 
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert sum(server.answered.values()) == 50 + 12
+    assert sum(server.answered.values()) == 50 + 24

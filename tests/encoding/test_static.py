@@ -1,5 +1,6 @@
 """Static models: what model2vec and sentence-transformers compute, and what is refused."""
 
+import importlib
 import json
 import os
 from pathlib import Path
@@ -89,6 +90,20 @@ def test_the_format_of_sentence_transformers_is_read(model: Path) -> None:
     # It has a row for unknown words, where model2vec leaves them out.
     np.testing.assert_allclose(found[2], (2 * table[0] + table[5]) / 3, atol=1e-5)
     np.testing.assert_allclose(found[3], table[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("longest", [None, 3])
+def test_texts_are_cut_as_by_sentence_transformers(model: Path, longest: int | None) -> None:
+    """By its tokenizer alone: a configuration may be left from the model it was made of."""
+    cut = Tokenizer.from_file(str(model / "tokenizer.json"))
+    if longest is not None:
+        cut.enable_truncation(longest)
+    in_the_format_of_sentence_transformers(model)
+    cut.save(str(model / "tokenizer.json"))
+    (model / "config.json").write_text('{"model_type": "bert", "max_length": 4}')
+    truth = importlib.import_module("sentence_transformers").SentenceTransformer(str(model))
+    found = load_encoder(str(model)).encode(TEXTS)
+    np.testing.assert_allclose(found, truth.encode(TEXTS), atol=1e-5)
 
 
 def test_an_index_is_built_and_searched(model: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import whiten_index
 from tests.helpers import builds
 from tests.helpers.builds import DIM, ROWS, TOP, assert_ranked_by, build, random_rows, write_rows
 from whiten_index import open_index
-from whiten_index.errors import ConfigError
+from whiten_index.errors import ConfigError, WhiteningError
 
 
 @pytest.mark.parametrize("whiten", ["whitening", "pca"])
@@ -46,6 +46,13 @@ def test_vectors_whose_squares_leave_float32_are_refused(tmp_path: Path, factor:
     corpus = write_rows(tmp_path / "c.parquet", random_rows(31).astype(np.float64) * factor)
     with pytest.raises(ConfigError, match=r"too long or too short for float32.*scale"):
         build(tmp_path / "out", corpus, whiten="none", k=None)
+    assert not (tmp_path / "out" / "CURRENT").exists()
+
+
+def test_a_transform_of_numbers_beyond_float32_is_refused(tmp_path: Path) -> None:
+    corpus = write_rows(tmp_path / "c.parquet", random_rows(31) * np.float32(1e-42))
+    with pytest.raises(WhiteningError, match="numbers beyond float32, as of embeddings"):
+        build(tmp_path / "out", corpus)
     assert not (tmp_path / "out" / "CURRENT").exists()
 
 

@@ -12,7 +12,8 @@ import torch
 import transformers
 from safetensors import SafetensorError
 
-from tests.helpers.tiny_models import packed
+from tests.helpers.flipped import flip
+from tests.helpers.tiny_models import load, packed
 from tests.training.helpers import Stops, evaluated, require_same
 from whiten_index.artifacts.atomic import temporary_folder
 from whiten_index.artifacts.manifest import describe_file, write_manifest
@@ -219,4 +220,19 @@ def test_a_disk_that_is_full_at_the_very_end_is_told(config: Any) -> None:
     refused = pytest.raises(StorageError, match="No space left on device")
     with patch.object(module, "write_model", full), refused:
         train_encoder(config())
+    # Errors of a device are none of the disk.
+    broken = Mock(side_effect=RuntimeError("CUDA error: an illegal memory access"))
+    with patch.object(module, "write_model", broken), pytest.raises(RuntimeError, match="CUDA"):
+        train_encoder(config())
     assert train_encoder(config()).facts["resumed_at"] == 6
+
+
+def test_a_trained_model_is_checked_before_it_is_used(config: Any) -> None:
+    out = Path(train_encoder(config()).out)
+    (out / "README.md").write_text("A description may be added.")
+    load(out)
+    flip(out / "model.safetensors", -1)
+    with pytest.raises(ArtifactError, match=r"model\.safetensors is damaged: its content"):
+        load(out)
+    (out / "manifest.json").unlink()
+    load(out)

@@ -17,7 +17,7 @@ from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusRecord
 from whiten_index.versions.compaction import compact_store
 from whiten_index.versions.gc import gc_store
-from whiten_index.versions.verify import verify_store
+from whiten_index.versions.verify import verify_index, verify_store
 
 
 def nights(world: World, count: int, seed: int = 0) -> None:
@@ -181,6 +181,7 @@ def test_no_build_is_published_while_the_disk_of_versions_is_away(tmp_path):
     build(index, corpus)
     (index / "versions").rename(tmp_path / "away")
     write_rows(tmp_path / "c.parquet", random_rows(1, rows=40))
+    assert "mount its disk; or, if it is gone for good, remove" in str(verify_index(index).damages)
     with pytest.raises(ArtifactError, match=r"missing: mount the disk of .*versions"):
         build(index, corpus)
     (tmp_path / "away").rename(index / "versions")

@@ -79,7 +79,7 @@ def versions(index: str, verify: str) -> None:
     notes = [f"{each.name}: {why}" for each in found if (why := each.sound or each.unread)]
     if not any(each.published for each in found):
         notes.append(
-            "CURRENT is missing or damaged, so none is published; to publish one: "
+            "CURRENT, or the version that it names, is missing or damaged; to publish another: "
             f"whiten-index rollback {index} --to VERSION"
         )
     report = {"versions": [asdict(each) for each in found]}

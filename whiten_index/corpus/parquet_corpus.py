@@ -348,8 +348,8 @@ class ParquetCorpus:
 
 
 def _require_unchanged(file: SourceFile) -> None:
-    if file.identity is not None and file.identity.modified is None:
-        # Its server gives neither tag nor date: the footer may show a change.
+    if file.by_fsspec:
+        # Tags and dates of such servers may be of seconds alone: the footer may show a change.
         with unchanged(file), file.open() as source:
             open_parquet(file, source).close(force=True)
     file.require_unchanged()

@@ -229,15 +229,25 @@ def _members(node: ast.expr, column: pa.DataType | None) -> list[Any] | pa.Array
             raise TypeError(f"{member!r} is text and the column holds {column}")
     fitting = [_rounded(member, column) for member in members]
     if column is not None and pa.types.is_decimal(column):
-        # Arrow refuses a list with a number that the column has no room for.
-        most = Decimal(10) ** (column.precision - column.scale)
-        return [each for each in fitting if not isinstance(each, Decimal) or abs(each) < most]
+        return [each for each in fitting if not isinstance(each, Decimal) or _fits(each, column)]
     if column is not None and pa.types.is_integer(column):
         return pa.array([each for each in fitting if not isinstance(each, Decimal)], column)
-    if column is not None and pa.types.is_floating(column) and 0 in fitting:
-        # Arrow takes 0.0 and -0.0 for two values here, though not with ==.
-        fitting += [0.0, -0.0]
-    return fitting
+    if column is not None and pa.types.is_floating(column):
+        # Arrow takes a number that the column has no room for as infinite here, and 0.0 and -0.0
+        # for two values, though not with ==.
+        most = float(np.finfo(f"float{column.bit_width}").max)
+        held = [each for each in fitting if each is None or not most < abs(each) < math.inf]
+        return [*held, *((0.0, -0.0) if 0 in held else ())]
+    # Whole numbers and others, of which the column's type would make one kind.
+    mixed = column is None and {type(each) for each in fitting} == {int, float}
+    return fitting[:1] if mixed else fitting
+
+
+def _fits(number: Decimal, column: Any) -> bool:
+    """Return whether a column of decimals has room for a number, as Arrow requires in a list."""
+    decimals = -int(number.normalize().as_tuple().exponent)
+    most = 10 ** (int(column.precision) - int(column.scale))
+    return decimals <= int(column.scale) and abs(number) < most
 
 
 def _value(node: ast.expr, other: ast.expr, types: _Types) -> Any:
@@ -297,10 +307,8 @@ def _rounded(value: Any, column: pa.DataType | None) -> Any:
     """Return a number as the column would hold it, or one that compares alike."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return value
-    if column is None or pa.types.is_floating(column):
-        value = float(value) if abs(value) >= 1 << 63 else value
     if column is None:
-        return value
+        return float(value) if abs(value) >= 1 << 63 else value
     if pa.types.is_integer(column) and math.isfinite(value):
         whole = max(-_BEYOND, min(math.floor(value), _BEYOND))
         if whole != value and abs(whole) < _BEYOND:
@@ -309,11 +317,11 @@ def _rounded(value: Any, column: pa.DataType | None) -> Any:
         return whole if held.min <= whole <= held.max else Decimal(whole)
     if pa.types.is_decimal(column) and math.isfinite(value):
         return Decimal(str(value))
-    if not isinstance(value, float) or not pa.types.is_floating(column):
+    if not pa.types.is_floating(column):
         return value
     with np.errstate(over="ignore"):
-        rounded = float(np.dtype(f"float{column.bit_width}").type(value))
-    return rounded if np.isfinite(rounded) else value
+        rounded = float(np.dtype(f"float{column.bit_width}").type(float(value)))
+    return rounded if np.isfinite(rounded) else float(value)
 
 
 def _type_of(node: ast.expr, types: _Types) -> pa.DataType | None:

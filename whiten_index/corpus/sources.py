@@ -284,9 +284,12 @@ def _secrets_of(settings: Any, *, secret: bool = False) -> Iterator[str]:
         for name, inside in settings.items():
             named = _SECRET_NAME.search(str(name)) is not None
             yield from _secrets_of(inside, secret=secret or named)
+    elif secret and isinstance(settings, list | tuple):
+        for inside in settings:
+            yield from _secrets_of(inside, secret=True)
     elif secret and isinstance(settings, str):
-        # Of "Bearer KEY" the key alone, too.
-        yield from (settings, settings.rpartition(" ")[2])
+        # A server may quote a part: of "Bearer KEY" or "session=KEY; theme=dark" the key.
+        yield from (settings, *re.split(r'[\s=;,:"]+', settings))
 
 
 def _misconfigured(error: BaseException) -> ConfigError:
@@ -316,6 +319,9 @@ def _http_options(source: str) -> dict[str, Any]:
     class Response(aiohttp.ClientResponse):
         async def start(self, connection: Any) -> aiohttp.ClientResponse:
             await super().start(connection)
+            if self.status == 416:
+                # fsspec takes it for the end of the file.
+                raise aiohttp.ClientError("it refuses a range of the file")
             place = self.headers.get("Location") or self.headers.get("URI")
             if secret and place and self.status in _REDIRECTS:
                 to = self.url.join(URL(place))
@@ -337,6 +343,9 @@ def _http_options(source: str) -> dict[str, Any]:
                 body += part
                 if len(body) > most:
                     raise ValueError("the answer is longer than the range")
+            start = re.match(r"bytes (\d+)-", self.headers.get("Content-Range", ""))
+            if asked and (len(body) < most or (start and start[1] != asked[1])):
+                raise ValueError("the answer is not the range that was asked for")
             return bytes(body)
 
     return {"client_kwargs": {**given, "response_class": Response}}
@@ -557,6 +566,11 @@ class SourceFile:
         """Bytes of the file, 0 if not known."""
         return 0 if self.identity is None else self.identity.size
 
+    @property
+    def by_fsspec(self) -> bool:
+        """True for a file of a web server, or of another place that fsspec reads."""
+        return isinstance(getattr(self.filesystem, "handler", None), pafs.FSSpecHandler)
+
     def open(self) -> pa.NativeFile:
         """Open the file for random access."""
         if self.identity is None or not isinstance(self.filesystem, pafs.LocalFileSystem):
@@ -618,8 +632,9 @@ def _identify(filesystem: Any, path: str) -> Identity:
     tags = {str(key).lower(): str(given[key]) for key in sorted(given) if str(key).lower() in _TAGS}
     if tags.keys() - {_DATE, _MADE}:
         return Identity(size, 0, " ".join(tags.values()))
-    if written := parsedate_tz(tags.get(_DATE)):
-        return Identity(size, mktime_tz(written) * 10**9)
+    with contextlib.suppress(OverflowError):
+        if written := parsedate_tz(tags.get(_DATE)):
+            return Identity(size, mktime_tz(written) * 10**9)
     info = _look(filesystem, path)
     if info.type != pafs.FileType.File:
         raise FileNotFoundError(path)

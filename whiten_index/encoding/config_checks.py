@@ -46,6 +46,12 @@ _TABLE_NUMBERS, _TABLE_WIDTH = 1 << 23, 1024
 
 def refuse_code(name: str, config: Mapping[str, Any], *, consent: bool) -> None:
     """Refuse a configuration by which transformers would fetch code or another model."""
+    for elsewhere in ("configuration_files", "attribute_map"):
+        if any(named_in(config, elsewhere)):
+            raise EncoderError(
+                f"config.json of model {name} sets {elsewhere}, by which transformers would read "
+                "other settings than those that are checked; take it out"
+            )
     for own in ("attn_implementation", "experts_implementation"):
         kernels = (each for each in named_in(config, own, f"_{own}") if each not in _KERNELS)
         if (kernel := next(kernels, None)) is not None:

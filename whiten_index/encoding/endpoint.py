@@ -146,11 +146,22 @@ class Endpoint:
                     raise self._unreachable(status, error) from None
                 limited = status in (429, 503)
                 own = min(_FIRST_PAUSE * 2 ** min(tried, 9), _MOST_PAUSE)
-                pause = _asked_pause(getattr(error, "response", None)) or own
+                pause = max(_asked_pause(getattr(error, "response", None)), own)
                 tried, faults, waited = tried + 1, faults + (not limited), waited + pause
                 over = faults >= tries or waited > most_waited
                 if over or failed(pause, limited, status is None):
                     raise self._unreachable(status, error) from None
+
+    def ask_canary(self, dim: int | None = None) -> tuple[NDArray[np.float32], str]:
+        """Return the embeddings (12, d) of the fixed texts, and the model's name."""
+        # Few take less than six texts together.
+        answers = [self.ask(some, queries=False, dim=dim) for some in blocks(CANARY, 6)]
+        if len(widths := {each.shape[1] for each, _, _ in answers}) > 1:
+            raise EncoderError(
+                f"{self._config.model} at {self.url} gives embeddings of {sorted(widths)} dims by "
+                "turns; ask its operator for one model"
+            )
+        return np.concatenate([each for each, _, _ in answers]), answers[0][2]
 
     def _answer(
         self, texts: Sequence[str], *, queries: bool, dim: int | None
@@ -238,8 +249,8 @@ def _url_of(config: EncoderConfig) -> str:
     return (config.base_url or os.environ.get(BASE_URL, "").strip() or OPENAI_URL).rstrip("/")
 
 
-def _asked_pause(response: Any) -> float | None:
-    """Return the seconds that an answer asks to wait, None if it names no time to come."""
+def _asked_pause(response: Any) -> float:
+    """Return the seconds that an answer asks to wait, 0 without any."""
     headers: Any = getattr(response, "headers", {})
     milliseconds, text = headers.get("retry-after-ms"), headers.get("retry-after")
     ways: tuple[Callable[[], float], ...] = (
@@ -250,8 +261,8 @@ def _asked_pause(response: Any) -> float | None:
     for way in ways:
         with contextlib.suppress(TypeError, ValueError, OverflowError):
             if math.isfinite(pause := way()):
-                return min(pause, _MOST_WAITED) if pause > 0 else None
-    return None
+                return min(pause, _MOST_WAITED)
+    return 0.0
 
 
 def ask_spec(config: EncoderConfig) -> RemoteSpec:
@@ -274,14 +285,7 @@ _ASKED = ("model", "dimensions", "input_types", "document_prompt", "query_prompt
 def _asked(options: tuple[tuple[str, Any], ...], _key: int, _session: int) -> RemoteSpec:
     config = EncoderConfig(**dict(options))
     endpoint = Endpoint(config)
-    # Few take less than six texts together.
-    answers = [endpoint.ask(some, queries=False) for some in blocks(CANARY, 6)]
-    if len(widths := {each.shape[1] for each, _, _ in answers}) > 1:
-        raise EncoderError(
-            f"{config.model} at {endpoint.url} gives embeddings of {sorted(widths)} dims by turns; "
-            "ask its operator for one model"
-        )
-    found, served = np.concatenate([each for each, _, _ in answers]), answers[0][2]
+    found, served = endpoint.ask_canary()
     if config.dimensions not in (None, found.shape[1]):
         raise EncoderError(
             f"{config.model} at {endpoint.url} gives {found.shape[1]} dims, whatever is asked; "

@@ -201,4 +201,5 @@ def _prompt(config: EncoderConfig, folder: ModelFolder, half: str) -> str:
     """Return the prompt given, else the model's own for documents or queries."""
     text: str | None = getattr(config, f"{half}_prompt")
     own = (folder.prompts.get(name) for name in _PROMPTS[half])
-    return next(filter(None, own), "") if text is None else text
+    # An empty prompt is one too.
+    return next((each for each in own if each is not None), "") if text is None else text

@@ -24,6 +24,7 @@ from whiten_index.artifacts.files import (
     walk_files,
 )
 from whiten_index.artifacts.limits import VECTOR_NUMBERS, canonical_json, load_json
+from whiten_index.artifacts.manifest import Described, Schema
 from whiten_index.errors import (
     ArtifactError,
     EncoderError,
@@ -34,6 +35,8 @@ from whiten_index.errors import (
 
 # Files that no loader reads.
 NO_CONTENT = (".*", "*.md", "LICENSE", "LICENSE.txt", "NOTICE", "*.png", "*.jp*g", "*.pyc")
+# Manifest of a model that was trained here.
+TRAINED = Schema("trained model", 1, Described)
 
 
 class NotRunError(EncoderError):
@@ -52,18 +55,18 @@ class NotRunError(EncoderError):
         self.reason = reason
 
 
-def read_json(path: Path) -> Any:
-    """Return the value in a JSON file."""
+def read_json(path: Path, **limit: int) -> Any:
+    """Return the value in a JSON file; see ``read_bounded``."""
     try:
         with reading(path):
-            return load_json(read_bounded(path).decode())
+            return load_json(read_bounded(path, **limit).decode())
     except (OSError, ValueError) as error:
         raise EncoderError(f"{path} cannot be read ({error}); restore the model folder") from error
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path, **limit: int) -> dict[str, Any]:
     """Return the object in a JSON file; empty without a file, or if it holds no object."""
-    value = read_json(path) if exists(path) else {}
+    value = read_json(path, **limit) if exists(path) else {}
     return value if isinstance(value, dict) else {}
 
 

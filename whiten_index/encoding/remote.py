@@ -5,12 +5,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.encoding.canary import CANARY
+from whiten_index.encoding.canary import CANARY, encode_canary, require_alike
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.endpoint import Endpoint, TooMuchError
 from whiten_index.encoding.spec import RemoteSpec
@@ -28,6 +28,7 @@ _LONG_SECONDS = 10
 # What came of a window is saved after so many texts, if that takes a fifth of the time at most: a
 # process that is killed loses little, and segments stay large.
 _SAVED_EVERY, _SAVING_SHARE = 1024, 0.2
+_CANARY_TOKENS = sum(len(text.encode()) for text in CANARY)
 
 
 @dataclass(slots=True)
@@ -37,7 +38,7 @@ class RemoteRun:
     window: TextWindow
     embeddings: NDArray[np.float32]
     stops: list[int]
-    save: Callable[[NDArray[np.float32]], None]  # what came, in order
+    save: Callable[[NDArray[np.float32]], None] | None  # what came, in order
     stop: threading.Event = field(default_factory=threading.Event)  # ends tries in vain
     requests: list[Future[int]] = field(default_factory=list)  # tokens of each
     done: int = 0  # requests, from the first on, whose answers came
@@ -56,7 +57,7 @@ class RemoteRun:
         wait(self.requests)
         with contextlib.suppress(Exception):
             self.look()
-        if (here := self.stops[self.done]) > saved:
+        if self.save is not None and (here := self.stops[self.done]) > saved:
             self.save(self.embeddings[:here])
 
 
@@ -124,9 +125,9 @@ class _Meter:
     def __init__(self, price: float | None, most: float | None) -> None:
         self.price, self._most = price, most / price * 1e6 if price and most is not None else None
         self.tokens = self.bytes = self.requests = self.repeated = 0
-        # Tokens that may have been charged too, first those of the canary; and those of requests
-        # under way.
-        self._lost, self._held = sum(map(_size, CANARY)), 0
+        # Tokens that may have been charged too, first those of the canary, now and at the next
+        # check; and those of requests under way.
+        self._lost, self._held = 2 * _CANARY_TOKENS, 0
         self._changed = threading.Condition()
 
     @property
@@ -154,6 +155,11 @@ class _Meter:
             self.repeated += 1
             self._lost += most if charged else 0
             self._require(0)
+
+    def check(self) -> None:
+        """Count a check of the canary, for which there was room, and leave room for the next."""
+        with self._changed:
+            self._lost += _CANARY_TOKENS
 
     def _fits(self, more: int) -> bool:
         spent = self.tokens + self._lost + self._held
@@ -238,7 +244,7 @@ class RemoteEncoder(WindowEncoder):
         texts, saved = prepared.distinct, len(prepared.known)
         found = np.empty((len(texts), self.dim), np.float32)
         found[:saved] = np.reshape(prepared.known, (saved, self.dim))
-        ran = RemoteRun(prepared, found, [saved], stopped or (lambda _: None))
+        ran = RemoteRun(prepared, found, [saved], stopped)
         tell, told = advance or (lambda _: None), 0
         rows, saving = len(prepared.texts), 0.0
         since = time.monotonic()
@@ -256,7 +262,11 @@ class RemoteEncoder(WindowEncoder):
                     tell(here * rows // len(texts) - told)
                     told = here * rows // len(texts)
                     began = time.monotonic()
-                    if here - saved >= _SAVED_EVERY and saving <= _SAVING_SHARE * (began - since):
+                    if (
+                        ran.save
+                        and here - saved >= _SAVED_EVERY
+                        and saving <= _SAVING_SHARE * (began - since)
+                    ):
                         ran.save(found[:here])
                         saved, since = here, time.monotonic()
                         saving = since - began
@@ -273,12 +283,26 @@ class RemoteEncoder(WindowEncoder):
         return ran
 
     def collect(self, ran: RemoteRun) -> Encoded:
-        """Wait for the last requests of a window; return its embeddings in order."""
-        window = ran.window
+        """Wait for the last requests of a window; return its embeddings in order.
+
+        Rows that are kept (``stopped`` was given) are those of one model, which is asked for its
+        canary again.
+        """
+        window, again = ran.window, self.spec
         try:
             tokens = sum(each.result() for each in ran.requests)
+            if ran.save is not None and ran.requests:
+                self.meter.check()
+                found, _ = self._endpoint.ask_canary(self.dim)
+                again = replace(self.spec, canary=encode_canary(found))
         except BaseException:
             ran.rescue(len(window.known))
+            raise
+        try:
+            require_alike(self.spec, again)
+        except EncoderError:
+            if ran.save is not None:
+                ran.save(ran.embeddings[:0])  # some may be of the other model
             raise
         return Encoded(
             embeddings=ran.embeddings[window.places],

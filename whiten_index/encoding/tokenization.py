@@ -174,10 +174,12 @@ def load_tokenizer(spec: "EncoderSpec", folder: "ModelFolder") -> Any:
         _ = tokenizer.pad_token_id
         if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
             raise ValueError("it has no words; is a file missing, such as tokenizer.json?")
-        if spec.lower_case:
+        backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+        if spec.lower_case and backend is None:
+            tokenizer.do_lower_case = True
+        elif spec.lower_case:
             # Special tokens stay as they are, as in sentence-transformers.
-            backend, lowers = tokenizer.backend_tokenizer, [normalizers.Lowercase()]
-            own = backend.normalizer
+            own, lowers = backend.normalizer, [normalizers.Lowercase()]
             backend.normalizer = normalizers.Sequence([*lowers, own] if own else lowers)
     return tokenizer
 

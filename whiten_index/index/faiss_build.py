@@ -6,17 +6,19 @@ the codes. Their intermediate results are in a folder next to the index to be.
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import discard, remove_path, replacing
-from whiten_index.artifacts.files import exists
+from whiten_index.artifacts.files import exists, reading, sha256_file
 from whiten_index.distributed.executors import Executor, remote_call
+from whiten_index.errors import ArtifactError
 from whiten_index.index.choice import IndexPlan, OperatingPoint
 from whiten_index.index.codes import remove_rows, reuse_codes
 from whiten_index.index.exact import Vectors, exact_neighbours, merged
@@ -241,16 +243,16 @@ def build_distributed(
     """Build an index by workers that share a disk; see ``build_faiss_index``."""
     parts = folder / _RANGES
     parts.mkdir()
-    device, held_out, queries = remote_call(executor, stages, _train, vectors, plan, parts)
+    trained, held_out, queries = remote_call(executor, stages, _train, vectors, plan, parts)
     split = vectors.embeddings.split(max(_RANGE_ROWS, vectors.rows // _MOST_RANGES))
     ranges = [(start, replace(vectors, embeddings=some)) for start, some in split]
     with stages.stage("project and add", vectors.rows) as watcher:
-        done = executor.map(functools.partial(_code, parts, queries), ranges)
+        done = executor.map(functools.partial(_code, trained, queries), ranges)
         for (_, some_vectors), _ in zip(ranges, done, strict=True):
             watcher.advance(some_vectors.rows)
     files = [_file(parts, start) for start, _ in ranges]
     result: IndexBuildResult = remote_call(
-        executor, stages, _join, vectors, plan, parts, files, device, held_out, queries
+        executor, stages, _join, vectors, plan, trained, files, held_out, queries
     )
     _remove(parts)
     return result
@@ -266,19 +268,35 @@ def _remove(folder: Path) -> None:
     remove_path(folder)
 
 
+@dataclass(frozen=True)
+class _Trained:
+    """A trained index on the disk that workers share."""
+
+    path: Path
+    device: str
+    sha256: str
+
+    def read(self) -> Any:
+        with reading(self.path):
+            if sha256_file(self.path) != self.sha256:
+                raise _damaged(self.path)
+            return load_faiss().read_index(str(self.path))
+
+
 def _train(
     stages: Stages, vectors: VectorSource, plan: IndexPlan, parts: Path
-) -> tuple[str, NDArray[np.int64], Vectors]:
-    """Train the index and write it; return the device, the rows held out and their vectors."""
+) -> tuple[_Trained, NDArray[np.int64], Vectors]:
+    """Train the index and write it; return it, the rows held out and their vectors."""
     index, held_out = train_index(vectors, plan, stages)
     write_index(index.on_cpu(), parts / _TRAINED)
-    return index.device, held_out, vectors.at(held_out)
+    trained = _Trained(parts / _TRAINED, index.device, sha256_file(parts / _TRAINED))
+    return trained, held_out, vectors.at(held_out)
 
 
-def _code(parts: Path, queries: Vectors, rows: tuple[int, VectorSource]) -> None:
+def _code(trained: _Trained, queries: Vectors, rows: tuple[int, VectorSource]) -> None:
     """Write the codes of a range of rows, and the nearest of them to the held-out queries."""
     start, source = rows
-    inner = _read_trained(parts)
+    inner, parts = trained.read(), trained.path.parent
     codes = list[NDArray[np.uint8]]()
 
     def coded() -> Iterator[Vectors]:
@@ -297,33 +315,32 @@ def _join(
     stages: Stages,
     vectors: VectorSource,
     plan: IndexPlan,
-    parts: Path,
+    trained: _Trained,
     files: Sequence[Path],
-    device: str,
     held_out: NDArray[np.int64],
     queries: Vectors,
 ) -> IndexBuildResult:
     """Join the codes of all ranges in the index, tune and write it."""
-    folder = parts.parent
+    folder = trained.path.parent.parent
     for name in (INDEX, IVF_DATA, PARTS):
         # Left by a worker that died here.
         (folder / name).unlink(missing_ok=True)
-    inner, truth = _read_trained(parts), None
+    inner, truth = trained.read(), None
     if len(held_out):
         scores = np.empty((len(queries), 0), dtype=np.float32)
         near = np.empty((len(queries), 0), dtype=np.int64)
-        for found in map(np.load, files):
+        for found in map(_load, files):
             scores, near = merged(scores, near, found["scores"], found["rows"], NEIGHBOURS)
         truth = GroundTruth.of(queries, scores, near, held_out)
     rows = vectors.rows
     codes = _codes(files, stages, rows)
     tuned = fill_and_tune(inner, codes, truth, plan, stages, folder, rows=rows, coded=True)
-    return IndexBuildResult.write(vectors.wrap(inner), folder, *tuned, device)
+    return IndexBuildResult.write(vectors.wrap(inner), folder, *tuned, trained.device)
 
 
 def _codes(files: Sequence[Path], stages: Stages, rows: int) -> Iterator[NDArray[np.uint8]]:
     with stages.stage("join", rows) as watcher:
-        for found in map(np.load, files):
+        for found in map(_load, files):
             yield found["codes"]
         watcher.advance(rows)
 
@@ -332,5 +349,14 @@ def _file(parts: Path, start: int) -> Path:
     return parts / f"{start:012d}.npz"
 
 
-def _read_trained(parts: Path) -> Any:
-    return load_faiss().read_index(str(parts / _TRAINED))
+def _load(path: Path) -> Mapping[str, Any]:
+    """Return the arrays of a range, which are compared with the checksums of a ZIP file."""
+    try:
+        with reading(path):
+            return dict(np.load(path))
+    except (ValueError, EOFError, BadZipFile) as error:
+        raise _damaged(path) from error
+
+
+def _damaged(path: Path) -> ArtifactError:
+    return ArtifactError(f"{path} is damaged; check its disk, then run the same command again")

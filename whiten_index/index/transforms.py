@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.errors import ConfigError
+from whiten_index.errors import ConfigError, WhiteningError
 from whiten_index.index.exact import FEW_QUERIES, Rows, Vectors
 from whiten_index.index.library import load_faiss
 from whiten_index.progress import Stages
@@ -51,7 +51,13 @@ def wrap(
     if whitening.kind is not Kind.NONE or rotation is not None:
         linear = faiss.LinearTransform(whitening.dim, whitening.k, False)
         whole = whitening.matrix() if rotation is None else whitening.matrix() @ rotation
-        matrix = np.ascontiguousarray(whole.T, dtype=np.float32)
+        with np.errstate(over="ignore"):
+            matrix = np.ascontiguousarray(whole.T, dtype=np.float32)
+        if not np.isfinite(matrix).all():
+            raise WhiteningError(
+                "the transform has numbers beyond float32, as of embeddings that are almost zero; "
+                "scale the embeddings"
+            )
         faiss.copy_array_to_vector(matrix.ravel(), linear.A)
         linear.is_trained = True
         chain.append(linear)

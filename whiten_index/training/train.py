@@ -20,12 +20,12 @@ from whiten_index.artifacts.atomic import (
 from whiten_index.artifacts.files import is_folder, list_folder, resolved
 from whiten_index.artifacts.limits import LimitError, check_expanded
 from whiten_index.artifacts.lock import only_writer
-from whiten_index.artifacts.manifest import Described, Schema
 from whiten_index.corpus.batches import TextBatch
 from whiten_index.corpus.corpus_config import CorpusConfig
 from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.load_encoder import local_model, require_local
+from whiten_index.encoding.model_files import TRAINED
 from whiten_index.encoding.models import ENCODER_CLASSES, ModelFolder
 from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.errors import ConfigError, CorpusError, require_config, require_installed
@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 
 RUN, CURVES_FILE = "training.json", "curves.csv"
 _PLACE_BYTES, _KEY_BYTES = 8, 40  # of a text in the list, and as a key
-_SCHEMA = Schema("trained model", 1, Described)
-_files = functools.partial(manifest.listed_files, schema=_SCHEMA)
+_files = functools.partial(manifest.listed_files, schema=TRAINED)
 _WHAT, _REMEDY = "a trained model", "remove it to train from the start"
 _STSB = "STS-B"
 
@@ -223,7 +222,7 @@ def _finished(out: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
         # Before hours of training, not after.
         require_free(out, files=_files, what=_WHAT)
         return None
-    fields = manifest.read_manifest(out, _SCHEMA)
+    fields = manifest.read_manifest(out, TRAINED)
     names = {*fields["files"], RUN}
     manifest.check_files(out, fields, content=True, names=names, remedy=_REMEDY)
     found = manifest.read_json(out / RUN, what="a record of training")
@@ -275,7 +274,7 @@ def _train(
             writer.writeheader()
             writer.writerows(curves)
         manifest.write_json(path / RUN, {"identity": identity, **facts})
-        fields = _SCHEMA.headed(files=manifest.describe_files(path))
+        fields = TRAINED.headed(files=manifest.describe_files(path))
         manifest.write_manifest(path / manifest.MANIFEST, fields)
 
     replace_folder(out, make, files=_files, what=_WHAT)

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from whiten_index.artifacts.atomic import discard
-from whiten_index.artifacts.files import exists, list_folder, reading
+from whiten_index.artifacts.files import exists, is_out_of_memory, list_folder, reading
 from whiten_index.artifacts.manifest import (
     Described,
     Schema,
@@ -255,12 +255,14 @@ def written(folder: Path) -> Iterator[None]:
     """Turn every writer's error of a full disk into a ``StorageError``."""
     try:
         yield
-    except torch.OutOfMemoryError:
-        raise
     except (OSError, RuntimeError, SafetensorError) as error:
+        # torch reports where its writer failed. Its other errors are of the device.
+        of_device = isinstance(error, RuntimeError) and "inline_container" not in str(error)
+        if of_device or is_out_of_memory(error):
+            raise
         raise StorageError(
-            f"cannot write {folder} ({first_line(error)}); make room, and run the same command "
-            "again (checkpoints are kept)"
+            f"cannot write {folder} ({first_line(error)}); mend that or make room, and run the "
+            "same command again (checkpoints are kept)"
         ) from error
 
 

@@ -110,7 +110,7 @@ def connect(address: str, options: PostgresOptions, *, make: bool) -> tuple[Any,
             client_encoding="UTF8",
             fallback_application_name="whiten-index",
         )
-        FILE_SECRETS.add(connection.info.password)
+        _hide_password(connection.pgconn)
         connection.limit = options.lock_timeout + _SILENCE
         isolated: Any = connection.execute(_ISOLATE).fetchone()
         connection.execute(
@@ -125,8 +125,7 @@ def connect(address: str, options: PostgresOptions, *, make: bool) -> tuple[Any,
             f"postgresql://user@host:port/database?name=value, and in it {_ENCODE}"
         ) from None
     except psycopg.Error as error:
-        if error.pgconn is not None:
-            FILE_SECRETS.add(error.pgconn.password.decode(errors="replace"))
+        _hide_password(error.pgconn)
         raise DatabaseError(_not_connected(error, address)) from None
     return connection, isolated[0], isolated[1]
 
@@ -137,14 +136,18 @@ def explain_error(error: Exception) -> tuple[str, str]:
     if not isinstance(error, psycopg.Error):
         return first_line(error), resume
     diagnosis, state = error.diag, error.sqlstate or ""
-    first = (diagnosis.message_primary or str(error) or type(error).__name__).strip()
-    parts = [" ".join(first.split())]
+    parts = [_one_line(diagnosis.message_primary or str(error) or type(error).__name__)]
     # It names the key of a row that comes twice, or the dependents of a table.
     if diagnosis.message_detail:
-        parts.append(" ".join(diagnosis.message_detail.split())[:500])
+        parts.append(_one_line(diagnosis.message_detail)[:500])
     if (diagnosis.context or "").startswith("COPY "):
-        parts.append(str(diagnosis.context).splitlines()[0][:200])
+        parts.append(first_line(diagnosis.context)[:200])
     return "; ".join(parts), _REMEDIES.get(state) or _REMEDIES.get(state[:2], resume)
+
+
+def _one_line(text: str) -> str:
+    """Return a text on one line, after its secrets were hidden: they may have blanks."""
+    return " ".join(hide_secrets(text).split())
 
 
 def shown_address(connection: Any) -> str:
@@ -156,10 +159,18 @@ def shown_address(connection: Any) -> str:
     return f"postgresql://{info.user}@{host}:{info.port}/{info.dbname}"
 
 
+def _hide_password(attempt: Any) -> None:
+    """Hide a password, which may be one of a file, wherever it is shown from now on."""
+    if attempt is not None:
+        FILE_SECRETS.add(attempt.password.decode(errors="replace"))
+
+
 def _not_connected(error: psycopg.Error, address: str) -> str:
     """Return reason and remedy without the role: a password may have been written in its place."""
     roles = {conninfo.conninfo_to_dict(address).get("user"), os.environ.get("PGUSER")} - {None, ""}
-    cause = hide_secrets(" ".join(str(error).split()))
+    # Of several hosts the password of the last is known, and each may quote its own.
+    last = str(error).partition("\nMultiple connection attempts failed")[0]
+    cause = _one_line(last)
     for role in map(str, roles):
         cause = re.sub(rf"(?<!\w){re.escape(role)}(?!\w)", "…", cause)
     cause = re.sub(r'((?:role|user) ")[^"]*(")', r"\1…\2", cause)

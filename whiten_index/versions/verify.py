@@ -270,7 +270,10 @@ class _IndexCheck(_Check):
         """Return what mends a version or ``CURRENT``, which depends on the other versions."""
         if path.parent.name == CANDIDATES:
             return f"remove {path}: it is not published, and the next update makes another"
+        # A build that finds CURRENT takes the disk of the version for one that is not mounted.
+        gone = path.name == CURRENT and self.current is not None
         ways = [
+            f"{f'mount its disk; or, if it is gone for good, remove {path} and ' if gone else ''}"
             "run the same build again, which makes the version from the store and encodes just the "
             "rows that are missing; or restore what is missing from a copy"
         ]
@@ -392,7 +395,7 @@ class _StoreCheck(_Check):
             lacking = sum(self._lacking_rows(part, index) for part in each.record.distinct_parts)
             most = max(most, lacking)
         with self.checking("segments", folder, self._again, counted=False):
-            if most and not self.damages:
+            if most:
                 raise ArtifactError(f"{folder} lacks {most:,} needed rows")
 
     def _lacking_rows(self, part: CorpusPart, sound: DigestIndex) -> int:

@@ -8,6 +8,7 @@ import struct
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -320,25 +321,26 @@ def test_functions_of_users_are_not_called(address: str, run: Run, path: str) ->
     assert run("SELECT n FROM log") == [(7,)]
 
 
+@pytest.mark.parametrize("password", [b"word", b"two  blanks", "Märchen".encode("latin-1")])
 def test_a_password_of_a_file_that_the_server_quotes_is_hidden(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, password: bytes
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    def quote(server: socket.socket) -> None:
+        with server.accept()[0] as client:
+            client.recv(1000)
+            client.sendall(b"R" + struct.pack("!ii", 8, 3))  # asks for it as it is
+            said = b"SFATAL\0C57P03\0Mnot " + client.recv(1000)[5:] + b"\0"
+            client.sendall(b"E" + struct.pack("!i", len(said) + 4) + said)
 
-        def quote() -> None:
-            with server.accept()[0] as client:
-                client.recv(1000)
-                client.sendall(b"R" + struct.pack("!ii", 8, 3))  # asks for it as it is
-                said = b"SFATAL\0C28P01\0Mnot " + client.recv(1000)[5:] + b"\0"
-                client.sendall(b"E" + struct.pack("!i", len(said) + 4) + said)
-
-        (tmp_path / "pgpass").write_text(f"127.0.0.1:{port}:*:*:of-a-file\n")
+    with ExitStack() as stack:
+        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in "ab"]
+        ports = [server.getsockname()[1] for server in servers]
+        lines = (b"127.0.0.1:%d:*:*:of-a-%s-%d\n" % (port, password, port) for port in ports)
+        (tmp_path / "pgpass").write_bytes(b"".join(lines))
         (tmp_path / "pgpass").chmod(0o600)
         monkeypatch.setenv("PGPASSFILE", str(tmp_path / "pgpass"))
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(quote)
-            address = f"postgresql://u@127.0.0.1:{port}/d?sslmode=disable&gssencmode=disable"
-            with pytest.raises(DatabaseError, match="FATAL: not …") as raised:
-                open_writer(address, "docs")
-        assert "of-a-file" not in str(raised.value)
+        stack.enter_context(ThreadPoolExecutor(2)).map(quote, servers)
+        hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
+        with pytest.raises(DatabaseError, match="FATAL: not …") as raised:
+            open_writer(f"postgresql://u@{hosts}/d?sslmode=disable&gssencmode=disable", "docs")
+    assert "of-a" not in str(raised.value)
