@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,9 +41,10 @@ def _store_of(place: str) -> str:
     mirror.latest(root / CURRENT)
     if not exists(root / CURRENT):
         return place
-    with mirror.opened(root / VERSIONS / read_current(root).version, ()) as folder:
-        fields, so = read_version(folder).fields, "name the store itself"
-    found = open_store(mirror.uri or root, fields, given=None, reader="this command", remedy=so)
+    folder, remedy = root / VERSIONS / read_current(root).version, "name the store itself"
+    with mirror.opened(folder, ()) as copy:
+        version = replace(read_version(copy), folder=folder, mirror=mirror)
+    found = open_store(version, given=None, reader="this command", remedy=remedy)
     return str(found.place)
 
 

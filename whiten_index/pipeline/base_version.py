@@ -4,11 +4,9 @@ import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from whiten_index.artifacts.cached_storage import place_of
-from whiten_index.artifacts.storage import Storage
 from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import ArtifactError, ConfigError, CorpusError, GateError, WhiteningError
@@ -47,7 +45,6 @@ class BaseVersion:
     """The published version that an update starts from."""
 
     source: Version  # the version and its files
-    mirror: Storage  # where the index is, if in a bucket
     store: EmbeddingStore  # the embeddings it was built from
     record: CorpusRecord  # its corpus in the store
     fitted: Fitted  # its transform, and the moments that this was fitted on
@@ -64,8 +61,7 @@ class BaseVersion:
             source = read_version(root / VERSIONS / version, mirror=mirror).check()
         fields = source.fields
         remedy = "name it with --store DIR, or build the index again"
-        place = mirror.uri or root
-        store = open_store(place, fields, given=config.store, reader="an update", remedy=remedy)
+        store = open_store(source, given=config.store, reader="an update", remedy=remedy)
         record = corpus_record(source)
         if config.store is not None and (
             lacking := sum(map(store.missing_rows, record.distinct_parts))
@@ -80,12 +76,7 @@ class BaseVersion:
         whitening = Whitening.load(source.file(WHITENING))
         moments = Moments.load(source.file(MOMENTS), dim=whitening.dim)
         fitted = Fitted(moments, whitening, choice)
-        return cls(source, mirror, store, record, fitted, _build_config(config, fields, store))
-
-    @property
-    def root(self) -> Path:
-        """Folder of the index, or of the copies of one in a bucket."""
-        return self.source.folder.parent.parent
+        return cls(source, store, record, fitted, _build_config(config, fields, store))
 
     @property
     def fields(self) -> Mapping[str, Any]:
@@ -157,8 +148,6 @@ def _build_config(
     return replace(build, **money, **{name: getattr(found, name) for name in taken})
 
 
-# Room beyond what files are expected to take.
-_SPARE = 1.1
 _OPTION = re.compile(r"--[a-z][a-z-]*")
 
 
@@ -235,31 +224,19 @@ def nothing_to_do(config: UpdateConfig, base: BaseVersion, record: CorpusRecord)
     return config.order == "auto" and decided.get("threshold") == config.drift_threshold
 
 
-def room_wanted(base: BaseVersion, *, rows: int, stored: int) -> dict[Path, int]:
-    """Return folder -> bytes that a version of so many rows is expected to take there.
-
-    ``stored`` are bytes new to the store.
-    """
-    had = max(base.record.rows, 1)
-    index = sum(file["bytes"] for file in base.fields["files"].values()) * rows / had * _SPARE
-    if base.config.budget is not None:
-        # Lists are written in parts, which are then joined.
-        index *= 2
-    return {base.root: int(index), base.store.folder: stored}
-
-
 def require_not_withdrawn(
     config: UpdateConfig, base: BaseVersion, record: CorpusRecord, *, identity: str | None = None
 ) -> None:
     """Refuse to publish a corpus that was rolled back, unless another transform is made of it."""
-    current = current_or_none(base.root)
+    source = base.source
+    current = current_or_none(source.root)
     withdrawn = {} if current is None else current.withdrawn
     for name, facts in withdrawn.items():
         same = config.order == "auto" or identity == facts.get("identity")
         # Of another model, as in a migration that was given up, the model may be at fault.
         same &= facts.get("encoder") == model_of(base.fields)
         if facts.get("corpus") == record.fingerprint and same:
-            there = base.mirror.holds(base.root / VERSIONS / name)
+            there = source.mirror.holds(source.root / VERSIONS / name)
             back = f"; or take that version back: whiten-index rollback {config.index} --to {name}"
             raise GateError(
                 f"the corpus still is that of version {name}, which was rolled back, so nothing is "

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import remove_killed
-from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.artifacts.lock import CLEANER, marked, only_writer
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.artifacts.storage import settled
@@ -124,8 +123,8 @@ def migrate_index(config: MigrateConfig, *, progress: Progress | None = None) ->
         rows, name = base.record.rows, base.source.name
         _mark(base, base.store, under_way=False)
         _remove_bridged(base, base.store, but=kept)
-        with only_writer(base.root, what="index"):
-            tidy(base.root)
+        with only_writer(base.source.root, what="index"):
+            tidy(base.source.root)
         # If another process writes there, it does that.
         unsaid = contextlib.suppress(BusyError, StorageError)
         with unsaid, only_writer(base.store.folder, what="store"):
@@ -243,11 +242,8 @@ def _give_up(config: MigrateConfig, stages: Stages) -> MigrateReport:
         rollback(config.index, to=before)
     published = read_published(config.index)
     _require_old_model(config.index, published.fields)
-    root, mirror = place_of(config.index)
-    store = open_store(
-        mirror.uri or root, published.fields, given=config.store, reader="migrate",
-        remedy="name it with --store DIR",
-    )  # fmt: skip
+    remedy = "name it with --store DIR"
+    store = open_store(published, given=config.store, reader="migrate", remedy=remedy)
     filled = filled_for(config.index, store.place)
     if before is None and not filled:
         raise ConfigError(f"{config.index} has no migration under way to give up")

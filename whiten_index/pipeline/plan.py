@@ -17,7 +17,6 @@ from whiten_index.pipeline.base_version import (
     nothing_to_do,
     open_base,
     require_not_withdrawn,
-    room_wanted,
 )
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.changes import StoredRows, apart, compare, count_documents, document_rows
@@ -36,6 +35,7 @@ from whiten_index.whitening.spectrum import Spectrum
 
 _CALIBRATION_ROWS, _PAID_ROWS = 256, 64
 _FLOAT32_BYTES = 4
+_SPARE = 1.1  # room beyond what files are expected to take
 # Stages that every update repeats with all rows.
 _AGAIN = (
     "fit", "train", "exact neighbours", "project and add", "tune", "publish",
@@ -154,16 +154,17 @@ def plan_update(config: UpdateConfig, *, progress: Progress | None = None) -> di
         same=count_documents(work.kept, same, passages=base.passages),
     )
     rate = _rows_per_second(base.config, work, missing, stages)
-    wanted = room_wanted(base, rows=corpus.rows, stored=stored)
+    # If the store has lost rows, they are encoded again without a new version.
+    wanted = {base.source.root: 0, base.store.folder: stored}
     other, faults = sum(stages.seconds.values()), list[str]()
-    if up_to_date:
-        # If the store has lost rows, they are encoded again without a new version.
-        wanted[base.root] = 0
-    else:
+    if not up_to_date:
         had = max(base.record.rows, 1)
-        expected = sum(f["bytes"] for f in base.fields["files"].values()) * record.rows / had
+        whole = sum(file["bytes"] for file in base.fields["files"].values())
+        # Lists within a budget are written in parts, which are then joined.
+        times = _SPARE if base.config.budget is None else 2 * _SPARE
+        wanted[base.source.root] = int(whole * corpus.rows / had * times)
         rows = {"rows": record.rows, "base_rows": base.record.rows}
-        faults = size_faults(config, size=int(expected), **rows)
+        faults = size_faults(config, size=int(whole * record.rows / had), **rows)
         # A build has no gates, whose look at the vectors is one more projection.
         took = base.fields["seconds"]
         took = {"check canaries": took.get("project and add", 0.0), **took}

@@ -202,7 +202,7 @@ def _publish(
     """Make a version and publish it if its gates are passed; return its name."""
     # The same update may have made it and died before naming it. One of the same corpus that was
     # published earlier does not count: its gates and changes are those of another update.
-    out, mirror, record = base.root, base.mirror, encoded.record
+    out, mirror, record = base.source.root, base.source.mirror, encoded.record
     version = find_version(out, spec.identity, mirror)
     if version is not None:
         made = read_version(out / VERSIONS / version).fields
@@ -254,10 +254,9 @@ def _publish(
                 f"note: version {base.source.name} has a certificate, and this one has none; write "
                 "one with whiten-index certify, or give --certify-gate to each update"
             )
+        carried = base.fields.keys() & {"bridge", "bridged_from"}
+        fields |= {name: base.fields[name] for name in carried}
         fields |= {"update": facts, "gates": [gate.to_json() for gate in gates]}
-        for name in ("bridge", "bridged_from"):
-            if name in base.fields:
-                fields[name] = base.fields[name]
     require_passed(gates, candidate=out / CANDIDATES / version)
     set_current(out, version, mirror=mirror, tag=tag, made=True)
     return version

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.artifacts.prefetch import blocks
-from whiten_index.artifacts.storage import Place, Storage
+from whiten_index.artifacts.storage import Storage
 from whiten_index.corpus.batches import TextBatch
 from whiten_index.corpus.corpus_config import CorpusConfig
 from whiten_index.corpus.parquet_corpus import ParquetCorpus
@@ -102,7 +102,6 @@ class Opened:
     def of(
         cls,
         version: Version,
-        place: Place,
         before: "Opened | None",
         *,
         verify: str = "full",
@@ -113,11 +112,9 @@ class Opened:
         index_device: str = "cpu",
         **encoder: Unpack[EncoderOpening],
     ) -> "Opened":
-        """Open a version of the index at ``place``; an encoder that is the same is taken over."""
+        """Open a version of an index; an encoder that is the same is taken over."""
         bundle = open_files(version, mapped=mapped, device=index_device)
-        reranker = _reranker(
-            bundle, place, candidates=rerank, by=rerank_by, store=store, verify=verify
-        )
+        reranker = _reranker(bundle, candidates=rerank, by=rerank_by, store=store, verify=verify)
         queries = QueryEncoder(recorded_spec(bundle.manifest["encoder"]), **encoder)
         if before is not None and queries.equals(before.queries):
             queries = before.queries
@@ -227,7 +224,7 @@ class SearchIndex:
 
     def _open(self, before: Opened | None) -> Opened:
         def opened(version: Version) -> Opened:
-            return Opened.of(version, self._place, before, **self._options)
+            return Opened.of(version, before, **self._options)
 
         verify = self._options.get("verify", "full")
         if self._version is None:
@@ -235,10 +232,6 @@ class SearchIndex:
         folder = self._root / VERSIONS / self._version
         self._mirror.fetch(folder, names=())
         return opened(read_version(folder, verify=verify, mirror=self._mirror))
-
-    @property
-    def _place(self) -> Place:
-        return self._mirror.uri or self._root
 
     @property
     def opened(self) -> Opened:
@@ -274,7 +267,7 @@ class SearchIndex:
         return len(self.bundle)
 
     def __repr__(self) -> str:
-        return f"SearchIndex({str(self._place)!r}, version {self.bundle.version})"
+        return f"SearchIndex({str(self.bundle.source.place)!r}, version {self.bundle.version})"
 
     @property
     def dim(self) -> int:
@@ -415,7 +408,6 @@ class SearchIndex:
 
 def _reranker(
     bundle: Bundle,
-    root: Place,
     *,
     candidates: int | None = None,
     by: str | None = None,
@@ -438,9 +430,7 @@ def _reranker(
             )
         return None
     full = verify == "full"
-    found = open_store(
-        root, bundle.manifest, given=store, reader="re-ranking", remedy=_REMEDY, verify=full
-    )
+    found = open_store(bundle.source, given=store, reader="re-ranking", remedy=_REMEDY, verify=full)
     reason: ArtifactError | None = None
     try:
         record = corpus_record(bundle.source)

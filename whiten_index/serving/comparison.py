@@ -41,9 +41,7 @@ class Comparison:
     raw_scale: Array  # (n,) by which a raw product becomes a score
 
     @classmethod
-    def of(
-        cls, opened: Opened, place: Path | str, store: Path | str | None, most_bytes: int
-    ) -> "Comparison":
+    def of(cls, opened: Opened, store: Path | str | None, most_bytes: int) -> "Comparison":
         """Read the embeddings of a version.
 
         Raises:
@@ -59,10 +57,9 @@ class Comparison:
                 f"the comparison with raw embeddings would hold {needed:,} bytes and may hold "
                 f"{most_bytes:,}; raise --compare-memory"
             )
-        found = open_store(
-            place, bundle.manifest, given=store, reader="the comparison", remedy=_REMEDY
-        )
-        record = corpus_record(bundle.source)
+        version = bundle.source
+        found = open_store(version, given=store, reader="the comparison", remedy=_REMEDY)
+        record = corpus_record(version)
         if record.rows != rows:
             raise ArtifactError(f"the index has {rows} rows and its record {record.rows}")
         embeddings = CorpusEmbeddings(found, record)

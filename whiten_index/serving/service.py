@@ -129,9 +129,7 @@ class ServedIndex:
             if kept is None or kept.opened is not opened:
                 self._comparison = kept = None
                 kept = self._with_store(
-                    lambda store: Comparison.of(
-                        opened, self.place, store, self._options.compare_bytes
-                    )
+                    lambda store: Comparison.of(opened, store, self._options.compare_bytes)
                 )
                 if self.opened is opened:
                     self._comparison = kept

@@ -340,8 +340,8 @@ def _require_rows(
     if rows < before.rows * (1 - config.max_shrink):
         raise GateError(
             f"{target} has {before.rows:,} rows and version {source.version.name} of "
-            f"{source.place} has {rows:,}, and --max-shrink is {config.max_shrink:g}: {_IF_SO} "
-            "--max-shrink 1"
+            f"{source.version.place} has {rows:,}, and --max-shrink is {config.max_shrink:g}: "
+            f"{_IF_SO} --max-shrink 1"
         )
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.artifacts.files import exists
 from whiten_index.artifacts.prefetch import ahead, blocks
-from whiten_index.artifacts.storage import Place, Storage
+from whiten_index.artifacts.storage import Storage
 from whiten_index.corpus.arrow_types import read_documents, unpacked_bytes, without_views
 from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.encoding.spec import RemoteSpec, recorded_spec
@@ -67,7 +67,6 @@ class PushSource:
     ``whitening`` is as wide as the vectors to push; ``rows_at_once`` are sent, or read back.
     """
 
-    root: Path
     version: Version
     documents: Documents
     whitening: Whitening
@@ -80,16 +79,16 @@ class PushSource:
     def open(cls, config: PushConfig) -> "PushSource":
         """Open the published version, checking the checksums of all files that a push reads."""
         root, mirror = place_of(config.index)
-        return with_published(root, partial(cls._opened, root, config), mirror)
+        return with_published(root, partial(cls._opened, config), mirror)
 
     @classmethod
-    def _opened(cls, root: Path, config: PushConfig, version: Version) -> "PushSource":
+    def _opened(cls, config: PushConfig, version: Version) -> "PushSource":
         # Not the index itself, which may be the largest by far and is not read.
-        fields = version.fields
+        fields, place = version.fields, version.place
         whitening = Whitening.load(version.file(WHITENING))
         if config.k is not None and config.k > whitening.k:
             raise ConfigError(
-                f"the vectors of {root} have {whitening.k} numbers and --k asks for {config.k}; "
+                f"the vectors of {place} have {whitening.k} numbers and --k asks for {config.k}; "
                 "build the index with a larger --k"
             )
         recorded = recorded_spec(fields["encoder"])
@@ -99,7 +98,7 @@ class PushSource:
         documents = Documents(version.file(DOCUMENTS))
         if whitening.similarity == "dot" and config.metric == "cosine":
             raise ConfigError(
-                f"{root} ranks by dot product, and --metric cosine asks a database for another "
+                f"{place} ranks by dot product, and --metric cosine asks a database for another "
                 "ranking; leave --metric out, or build the index with --similarity cosine"
             )
         if VECTOR in documents.schema.names:
@@ -107,13 +106,12 @@ class PushSource:
                 f"the kept column {VECTOR!r} has the name that the vectors take; rename it in the "
                 "corpus, or leave it out of --keep"
             )
-        place = version.mirror.uri or root
-        store = open_store(place, fields, given=config.store, reader="a push", remedy=_REMEDY)
+        store = open_store(version, given=config.store, reader="a push", remedy=_REMEDY)
         record = corpus_record(version)
         if record.rows != len(documents):
             raise ArtifactError(
                 f"{version.folder} does not fit together: {record.rows} rows in the store, "
-                f"{len(documents)} documents; {mending(root)}"
+                f"{len(documents)} documents; {mending(version.root)}"
             )
         if config.k not in (None, whitening.k):
             whitening = whitening.truncate(config.k)
@@ -121,15 +119,10 @@ class PushSource:
         layout = Layout(_schema(documents.schema, whitening.k), config.dtype, metric)
         by_bytes = min(_MOST_ROWS, _BATCH_BYTES // (4 * whitening.k))
         at_once = config.batch_rows or max(1, by_bytes)
-        return cls(root, version, documents, whitening, store, record, layout, at_once)
+        return cls(version, documents, whitening, store, record, layout, at_once)
 
     def __len__(self) -> int:
         return self.record.rows
-
-    @property
-    def place(self) -> Place:
-        """Folder or URI of the index."""
-        return self.version.mirror.uri or self.root
 
     def pushed(self) -> PushedTable:
         """Return the description of a table with all rows."""
@@ -166,7 +159,7 @@ class PushSource:
             if len(rows) < 2 or "overflow" not in str(error):
                 path = self.version.folder / DOCUMENTS
                 raise ArtifactError(
-                    f"{path} cannot be read ({error}); {mending(self.root)}"
+                    f"{path} cannot be read ({error}); {mending(self.version.root)}"
                 ) from error
             table, size = None, 1 << 31
         if len(rows) < 2 or size <= _TEXT_BYTES:
@@ -208,7 +201,7 @@ class PushSource:
                 raw = self._embeddings.at(rows[some])
             except ArtifactError as error:
                 version = self.version
-                current = read_current(self.root, version.mirror)
+                current = read_current(version.root, version.mirror)
                 if exists(version.folder) or current.version == version.name:
                     raise
                 raise ArtifactError(
@@ -319,8 +312,7 @@ def _history(
             # it is no name of a version, but what a database says.
             changes[version] = None
             break
-        folder = source.root / VERSIONS / version
-        mirror = source.version.mirror
+        folder, mirror = source.version.root / VERSIONS / version, source.version.mirror
         mirror.fetch(folder, names=())
         changes[version], base = _changes(folder, mirror)
         version = base or version

@@ -254,9 +254,8 @@ def _placed(bundle: Bundle, device: str, *, mapped: bool) -> DeviceIndex | None:
             "file as it is searched (--mapped, or too large for the memory budget of its build); "
             "use cpu"
         )
-    inner = load_faiss().downcast_index(bundle.index.index)
     where = "cpu" if mapped and device == "auto" else device
-    placed = DeviceIndex.place(inner, where, to_search=True)
+    placed = DeviceIndex.place(bundle._inner, where, to_search=True)
     return None if placed.device == "cpu" else placed
 
 
@@ -289,5 +288,5 @@ def read_index(version: Version, *, mapped: bool) -> Any:
 
 
 def _unfit(version: Version, why: str) -> ArtifactError:
-    path, root = version.file(INDEX), version.folder.parent.parent
-    return ArtifactError(f"{path} is damaged: {why}; {mending(root)}")
+    path = version.file(INDEX)
+    return ArtifactError(f"{path} is damaged: {why}; {mending(version.root)}")

@@ -57,18 +57,17 @@ def filled_for(index: Place, place: Place) -> list[tuple[EmbeddingStore, dict[st
 
 def migration_status(index: Place) -> dict[str, Any] | None:
     """Return how far a migration of an index is, None for none or without its store."""
-    root, mirror = place_of(index)
     published = read_published(index)
     fields, given = published.fields, published.fields["store"]
-    if is_uri(given) and not mirror.uri and "bridge" not in fields:
+    if is_uri(given) and not published.mirror.uri and "bridge" not in fields:
         # Of a bucket that this machine may not reach.
         return None
     try:
         try:
-            store = open_store(mirror.uri or root, fields, given=None, reader="inspect", remedy="")
+            store = open_store(published, given=None, reader="inspect", remedy="")
         except ArtifactError:
             encoder = fields["encoder_fingerprint"]
-            if any(holds_encoder(p, encoder) for p in store_places(mirror.uri or root, fields)):
+            if any(holds_encoder(p, encoder) for p in store_places(published.place, fields)):
                 raise
             return None
         filled = filled_for(index, store.place)

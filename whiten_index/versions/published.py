@@ -113,6 +113,16 @@ class Version:
         """Name of the version."""
         return self.folder.name
 
+    @property
+    def root(self) -> Path:
+        """Folder of the index, or of the copies of one in a bucket."""
+        return self.folder.parent.parent
+
+    @property
+    def place(self) -> Place:
+        """Folder of the index, or its URI."""
+        return self.mirror.uri or self.root
+
     def __contains__(self, name: str) -> bool:
         return name in self.fields["files"] if self.verify else exists(self.folder / name)
 
@@ -121,7 +131,7 @@ class Version:
         if self.verify and name not in self._checked:
             if not exists(self.folder / name):
                 self.mirror.fetch(self.folder, names=[name])
-            remedy, content = mending(self.folder.parent.parent), self.verify == FULL
+            remedy, content = mending(self.root), self.verify == FULL
             state = state_of(self.folder / name)
             try:
                 check_files(self.folder, self.fields, content=content, names=[name], remedy=remedy)
@@ -143,7 +153,7 @@ class Version:
     def check_read(self, *names: str) -> None:
         """Check files after they were read, those that the version has, whenever it was checked."""
         here = [name for name in names if name in self.fields["files"]]
-        remedy = mending(self.folder.parent.parent)
+        remedy = mending(self.root)
         check_files(self.folder, self.fields, content=True, names=here, remedy=remedy)
 
     def check(self, *, whole: bool = False) -> "Version":

@@ -324,15 +324,10 @@ def store_places(root: Place, fields: Mapping[str, Any]) -> Iterator[Place]:
 
 
 def open_store(
-    root: Place,
-    fields: Mapping[str, Any],
-    *,
-    given: Path | str | None,
-    reader: str,
-    remedy: str,
-    verify: bool = True,
+    version: Version, *, given: Path | str | None, reader: str, remedy: str, verify: bool = True
 ) -> EmbeddingStore:
     """Open the store that a version was built from."""
+    root, fields = version.place, version.fields
     encoder = fields["encoder_fingerprint"]
     places = [given] if given is not None else list(dict.fromkeys(store_places(root, fields)))
     damage: ArtifactError | None = None

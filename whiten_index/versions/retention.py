@@ -273,10 +273,8 @@ def _checked(root: Path, name: str, mirror: Storage) -> Version:
     mirror.settle(folder)
     version = read_version(folder, mirror=mirror).check(whole=True)
     if version.fields["factory"]["rerank"]:
-        store = open_store(
-            mirror.uri or root, version.fields, given=None, reader=f"each search of {name}",
-            remedy="mount its disk, or name another version with --to",
-        )  # fmt: skip
+        remedy = "mount its disk, or name another version with --to"
+        store = open_store(version, given=None, reader=f"each search of {name}", remedy=remedy)
         missing = sum(map(store.missing_rows, corpus_record(version).distinct_parts))
         if missing:
             raise ArtifactError(
@@ -409,13 +407,8 @@ def withdraw(index: Place, versions: Collection[str]) -> None:
 def before_bridged(index: Place) -> str | None:
     """Return the version that a migration goes on from, None if no bridged one is published."""
     root, mirror = place_of(index)
-
-    def look(name: str) -> tuple[dict[str, Any], ArtifactError | FormatError | None]:
-        found, damage = _looked(root / VERSIONS / name, "manifest", mirror)
-        return dict(found), damage
-
     current = read_current(root, mirror)
-    published, damage = look(current.version)
+    published, damage = _looked(root / VERSIONS / current.version, "manifest", mirror)
     if not published and damage is not None:
         raise damage
     if "bridge" not in published:
@@ -424,7 +417,7 @@ def before_bridged(index: Place) -> str | None:
     names, noted = list(reversed(_names(root, mirror))), published.get("bridged_from")
     # Others only count if it was pruned or is damaged.
     for name in sorted(names, key=lambda name: name != noted):
-        found, damage = look(name)
+        found, damage = _looked(root / VERSIONS / name, "manifest", mirror)
         older = version_number(name) < version_number(published["version"])
         # A run that was killed made one of the new model, or a rollback left it.
         of_old = model and found.get("encoder_fingerprint") not in (None, model.fingerprint)
