@@ -27,14 +27,7 @@ from whiten_index.artifacts.files import (
 )
 from whiten_index.artifacts.limits import VECTOR_NUMBERS, canonical_json
 from whiten_index.artifacts.manifest import MANIFEST, check_files, read_manifest
-from whiten_index.encoding.config_checks import (
-    LAYERS,
-    WIDTHS,
-    is_quantized,
-    named_in,
-    refuse_code,
-    refuse_sizes,
-)
+from whiten_index.encoding.config_checks import LAYERS, WIDTHS, named_in, refuse_code, refuse_sizes
 from whiten_index.encoding.encoder_config import EMBEDDED
 from whiten_index.encoding.model_files import (
     NO_CONTENT,
@@ -142,11 +135,6 @@ class ModelFolder:
     def has_code(self) -> bool:
         """True if transformers would run code that comes with the model, given consent."""
         return bool(self.classes or self.not_run)
-
-    @property
-    def quantized(self) -> bool:
-        """True if the weights are quantized, which needs consent."""
-        return is_quantized(self.config)
 
     @property
     def classes(self) -> list[str]:

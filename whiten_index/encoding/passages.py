@@ -72,7 +72,8 @@ class PassageSplitter:
         return [spans for chunk in chunks(texts) for spans in self._split(chunk)]
 
     def _split(self, texts: list[str]) -> list[list[Span]]:
-        offsets = self._offsets(texts)
+        encodings = self._backend.encode_batch(texts, add_special_tokens=False)
+        offsets = [encoding.offsets for encoding in encodings]
         rooms = [self.room] * len(texts)
         found: list[list[Span]] = [[] for _ in texts]
         pending = list(range(len(texts)))
@@ -101,10 +102,6 @@ class PassageSplitter:
         for (row, _), encoding in zip(pieces, tokens, strict=True):
             too_many[row] = max(too_many[row], len(encoding) - self.tokens)
         return too_many
-
-    def _offsets(self, texts: list[str]) -> list[list[Span]]:
-        encodings = self._backend.encode_batch(texts, add_special_tokens=False)
-        return [encoding.offsets for encoding in encodings]
 
     @tokenizing()
     def _room(self) -> int:

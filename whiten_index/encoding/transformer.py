@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from whiten_index.artifacts.files import open_file, reading
 from whiten_index.artifacts.limits import LimitError
+from whiten_index.encoding.config_checks import is_quantized
 from whiten_index.encoding.model_files import weight_files
 from whiten_index.encoding.models import ENCODER_CLASSES, ModelFolder
 from whiten_index.encoding.spec import EncoderSpec
@@ -121,7 +122,7 @@ def _encoder_class(folder: ModelFolder) -> Any:
 def _require_size(folder: ModelFolder) -> None:
     """Refuse a configuration that asks for far more memory than the files of weights have bytes."""
     # Weights of quantized models have a part of a byte for each number.
-    if folder.has_code or folder.quantized:
+    if folder.has_code or is_quantized(folder.config):
         return
     with loading_model(f"model {folder.name}", folder.path):
         config = transformers.AutoConfig.from_pretrained(folder.path, **folder.loading)

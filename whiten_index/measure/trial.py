@@ -47,7 +47,7 @@ from whiten_index.measure.sweep_config import (
     parse_transform,
 )
 from whiten_index.pipeline.encode import EncodeReport
-from whiten_index.pipeline.fit import fit_whitening, piece_evidence, piece_score
+from whiten_index.pipeline.fit import fit_whitening, mean_score, piece_evidence
 from whiten_index.pipeline.pseudo_queries import sample_pieces
 from whiten_index.progress import Progress, Stages
 from whiten_index.search.rerank import Reranker
@@ -180,7 +180,8 @@ def open_space(config: SweepConfig, dataset: Dataset, point: Point, stages: Stag
     sample = sample_pieces(encoded, build.choose_sample, build.seed)
     if isinstance(sample, str):
         return Space(whitening, truth)
-    return Space(whitening, truth, piece_score(piece_evidence(encoded, sample).trials, whitening))
+    score = mean_score(piece_evidence(encoded, sample).trials, whitening.vectors)
+    return Space(whitening, truth, score)
 
 
 def _transform(

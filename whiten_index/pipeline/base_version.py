@@ -8,6 +8,7 @@ from typing import Any
 
 from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.corpus.parquet_corpus import ParquetCorpus
+from whiten_index.distributed.executors import Executor
 from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import ArtifactError, ConfigError, CorpusError, GateError, WhiteningError
 from whiten_index.evaluation.judgements import read_judged
@@ -15,7 +16,7 @@ from whiten_index.options import flag_of
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.build_options import RunnerOptions
 from whiten_index.pipeline.early_checks import check_early
-from whiten_index.pipeline.encode import open_corpus
+from whiten_index.pipeline.encode import EncodeReport, encode_shards, open_corpus
 from whiten_index.pipeline.executor_session import with_absolute_paths
 from whiten_index.pipeline.fit import Fitted
 from whiten_index.pipeline.query_files import CanaryFile
@@ -109,6 +110,15 @@ class BaseVersion:
         except ArtifactError:
             return self.record
         return latest if latest.fingerprint == self.record.fingerprint else self.record
+
+    def encode(
+        self, corpus: ParquetCorpus, stages: Stages, executor: Executor, *, read_all: bool = False
+    ) -> EncodeReport:
+        """Encode what its store lacks of the corpus as it is now; the record is not saved."""
+        return encode_shards(
+            self.config, corpus, stages, executor=executor, before=self.read_before(corpus),
+            read_all=read_all, remember=False, bridged=self.bridged,
+        )  # fmt: skip
 
 
 def _build_config(

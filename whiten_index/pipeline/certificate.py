@@ -14,7 +14,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from whiten_index.corpus.arrow_types import times_as_numbers
-from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation.judgements import read_judged
 from whiten_index.evaluation.metrics import evaluate_each, mean_interval
@@ -25,7 +24,6 @@ from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.encode import EncodeReport
 from whiten_index.pipeline.pseudo_queries import sample_pieces
 from whiten_index.pipeline.update_config import LEAST_QUESTIONS
-from whiten_index.search.query_encoder import query_embeddings
 from whiten_index.search.rerank import Reranker
 from whiten_index.store.sampling import CorpusEmbeddings, ids_of
 from whiten_index.versions.bundle import Bundle
@@ -84,12 +82,7 @@ class Questions:
         order = np.random.default_rng(build.seed).permutation(len(answered))[:_MOST]
         chosen = [answered[place] for place in np.sort(order)]
         texts = [judged.texts[name] for name in chosen]
-        encoder = encoded.encoder(build)
-        # A model that is named for a column is not known to the store.
-        store = None if recorded_spec(encoded.store.encoder) is None else encoded.store
-        given = query_embeddings(
-            store, texts, lambda some: encoder().encode_queries(some), encoded.stages
-        )
+        given = encoded.embed_queries(build, texts)
         rows = np.array([-best[name][1] for name in chosen], dtype=np.int64)
         qrels = {name: judged.qrels[name] for name in chosen}
         return cls(given, qrels, rows, texts, judged.digest)

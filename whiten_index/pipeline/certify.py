@@ -17,7 +17,7 @@ from whiten_index.pipeline.base_version import (
 )
 from whiten_index.pipeline.certificate import METRIC, certificate
 from whiten_index.pipeline.changes import StoredRows, compare, count_documents
-from whiten_index.pipeline.encode import EncodeReport, encode_shards
+from whiten_index.pipeline.encode import EncodeReport
 from whiten_index.pipeline.executor_session import executor_session
 from whiten_index.pipeline.gates import certificate_gate
 from whiten_index.pipeline.shard_encoding import Counts
@@ -153,15 +153,7 @@ def _opened(config: CertifyConfig, stages: Stages) -> tuple[BaseVersion, EncodeR
         return base, EncodeReport(base.store, base.record, Counts(), stages)
     base, corpus, _ = open_base(given, stages)
     with executor_session(base.config, stages) as executor:
-        encoded = encode_shards(
-            base.config,
-            corpus,
-            stages,
-            executor=executor,
-            before=base.read_before(corpus),
-            remember=False,
-            bridged=base.bridged,
-        )
+        encoded = base.encode(corpus, stages, executor)
     if encoded.record.fingerprint != base.record.fingerprint:
         raise CorpusError(
             f"the corpus changed after {config.index} was built from it; run whiten-index update "

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,14 +18,8 @@ from whiten_index.store.digest_index import HashTable, Keys, digest_keys
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusPart, CorpusRecord
 
-
-class ChangeKind(Enum):
-    """Kind of change of a document; ``DOCUMENT`` means that kept columns alone changed."""
-
-    NEW = "new"
-    CHANGED = "changed"
-    DOCUMENT = "document"
-    DELETED = "deleted"
+# Kinds of changes of documents; ``document`` means that kept columns alone changed.
+_NEW, _CHANGED, _DOCUMENT, _DELETED = _KINDS = ("new", "changed", "document", "deleted")
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,17 +27,15 @@ class Changes:
     """Changes of the documents of a corpus."""
 
     total: int  # documents that the corpus has now
-    counts: dict[ChangeKind, int]  # kind -> documents
+    counts: dict[str, int]  # kind -> documents
     # Columns `id` and `kind`. Without an id column, ids count rows of a file, so that a row deleted
     # at its top changes the document of every id after it.
     table: pa.Table
 
     def to_json(self) -> dict[str, int]:
         """Return the counts as JSON values."""
-        counts = {kind.value: count for kind, count in self.counts.items()}
-        gone = self.counts[ChangeKind.DELETED]
-        unchanged = self.total - sum(self.counts.values()) + gone
-        return {"total": self.total, **counts, "unchanged": unchanged}
+        unchanged = self.total - sum(self.counts.values()) + self.counts[_DELETED]
+        return {"total": self.total, **self.counts, "unchanged": unchanged}
 
     def save(self, path: Path, *, base: str, whitening: str) -> None:
         """Write the table as an Arrow file, whose metadata name the version before.
@@ -162,7 +153,7 @@ def compare(before: StoredRows, now: Iterable[Documents], *, same: int) -> Chang
         same: documents of parts that both states have, which are in neither.
     """
     then = _Before(before)
-    ids: dict[ChangeKind, list[pa.Array]] = {kind: [] for kind in ChangeKind}
+    ids: dict[str, list[pa.Array]] = {kind: [] for kind in _KINDS}
     total, types = same, then.types
     for documents in now:
         total += len(documents.ids)
@@ -170,7 +161,7 @@ def compare(before: StoredRows, now: Iterable[Documents], *, same: int) -> Chang
         for kind, mask in then.meet(documents).items():
             ids[kind].append(documents.ids.filter(pa.array(mask)))
     for number, rows in then.not_met():
-        ids[ChangeKind.DELETED].append(before.ids(number).take(pa.array(rows)))
+        ids[_DELETED].append(before.ids(number).take(pa.array(rows)))
     counts = {kind: sum(map(len, each)) for kind, each in ids.items()}
     # If the column holds other ids than it did, 7 and "7" name the same document.
     return Changes(total, counts, _table(ids, types.pop() if len(types) == 1 else pa.string()))
@@ -198,7 +189,7 @@ class _Before:
         self._ids = HashTable(ids)
         self._met = np.zeros(len(self._ids), dtype=np.bool_)
 
-    def meet(self, block: Documents) -> dict[ChangeKind, NDArray[np.bool_]]:
+    def meet(self, block: Documents) -> dict[str, NDArray[np.bool_]]:
         """Return which documents (n,) of a block are new or not as they were."""
         row = self._ids.find(_keys(block.ids))
         known = row >= 0
@@ -207,11 +198,7 @@ class _Before:
         changed, other = np.zeros((2, len(known)), dtype=np.bool_)
         changed[known] = self._texts[row] != _half(block.texts)[known]
         other[known] = self._columns[row] != _half(block.columns)[known]
-        return {
-            ChangeKind.NEW: ~known,
-            ChangeKind.CHANGED: changed,
-            ChangeKind.DOCUMENT: other & ~changed,
-        }
+        return {_NEW: ~known, _CHANGED: changed, _DOCUMENT: other & ~changed}
 
     def not_met(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
         """Yield the number of each block with documents that were not met, and their rows."""
@@ -251,12 +238,12 @@ def _drained(blocks: list[NDArray[np.uint64]]) -> NDArray[np.uint64]:
     return whole
 
 
-def _table(ids: Mapping[ChangeKind, list[pa.Array]], id_type: pa.DataType) -> pa.Table:
+def _table(ids: Mapping[str, list[pa.Array]], id_type: pa.DataType) -> pa.Table:
     if pa.types.is_string(id_type):
         # Sorted as one, they may take more than two gigabytes.
         id_type = pa.large_string()
     tables = []
     for kind, arrays in ids.items():
         column = pa.chunked_array([each.cast(id_type) for each in arrays if len(each)], id_type)
-        tables.append(pa.table({ID: column, "kind": pa.repeat(kind.value, len(column))}))
+        tables.append(pa.table({ID: column, "kind": pa.repeat(kind, len(column))}))
     return pa.concat_tables(tables).sort_by([(ID, "ascending")])

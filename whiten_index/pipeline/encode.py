@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.corpus.parquet_corpus import ParquetCorpus
@@ -30,6 +33,7 @@ from whiten_index.pipeline.shard_encoding import (
     shard_work,
 )
 from whiten_index.progress import Progress, Stages
+from whiten_index.search.query_encoder import query_embeddings
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusFile, CorpusPart, CorpusRecord
 
@@ -81,6 +85,15 @@ class EncodeReport:
         if self.work is not None:
             return self.work.encoder
         return LazyEncoder(config.encoder_config(), recorded_spec(self.store.encoder))
+
+    def embed_queries(self, config: BuildConfig, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Return the raw embeddings (q, d) of queries, which the store remembers."""
+        encoder = self.encoder(config)
+        # A model that is named for a column is not known to the store.
+        store = None if recorded_spec(self.store.encoder) is None else self.store
+        return query_embeddings(
+            store, texts, lambda some: encoder().encode_queries(some), self.stages
+        )
 
     def note_spent(self) -> None:
         """Note what was asked of an API, if anything was."""

@@ -207,7 +207,7 @@ def _choose(
         setting, candidates = choose_by_scores(grid, scores, errors=evidence.errors)
         why += "" if width else ", and of the widths the narrowest with 97 % of the best score"
         watcher.advance(evidence.count)
-        raw = _mean_score(evidence.trials, lambda rows: fit.compared(rows.astype(np.float64)))
+        raw = mean_score(evidence.trials, lambda rows: fit.compared(rows.astype(np.float64)))
     found = Choice(evidence.rule, setting, evidence.measure, evidence.count, candidates, why, raw)
     score = max(each.score for each in candidates if each.k == setting.k and each.leads)
     named = (name for name in ("k", "exponent") if getattr(config, name) is not None)
@@ -220,12 +220,7 @@ def _choose(
     return found
 
 
-def piece_score(trials: Sequence[Trial], whitening: Whitening) -> float:
-    """Return the score of any transform by the trials of pieces, which may be part of its fit."""
-    return _mean_score(trials, whitening.vectors)
-
-
-def _mean_score(
+def mean_score(
     trials: Sequence[Trial], vectors: Callable[[NDArray[np.floating]], NDArray[np.floating]]
 ) -> float:
     """Return the score of a way to make vectors of raw embeddings."""

@@ -45,7 +45,6 @@ from whiten_index.pipeline.pseudo_queries import draw_pieces
 from whiten_index.pipeline.shard_encoding import shard_work
 from whiten_index.pipeline.update_config import MigrateConfig, UpdateConfig
 from whiten_index.progress import Progress, Stages
-from whiten_index.search.query_encoder import query_embeddings
 from whiten_index.store.embedding_store import (
     BRIDGED,
     EmbeddingStore,
@@ -423,12 +422,8 @@ def _compared(
 def _scores(judged: JudgedQueries, report: EncodeReport, build: BuildConfig) -> dict[str, float]:
     """Return nDCG@10 × 100 by query, of exact search of raw embeddings."""
     store, record, texts = report.store, report.record, judged.texts
-    encoder = report.encoder(build)
     names = [name for name in judged.qrels if name in texts]
-    asked = [texts[name] for name in names]
-    queries = query_embeddings(
-        store, asked, lambda some: encoder().encode_queries(some), report.stages
-    )
+    queries = report.embed_queries(build, [texts[name] for name in names])
     compared = _compared(report, build)
     blocks = map(compared, CorpusEmbeddings(store, record).blocks())
     found = exact_neighbours(blocks, compared(queries), _TOP_K)

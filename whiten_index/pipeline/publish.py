@@ -130,24 +130,9 @@ def version_identity(
     if fitted.choice is not None:
         # The manifest records how it was chosen.
         choices["chosen"] = fingerprint(asdict(fitted.choice))
-    return fingerprint(
-        {
-            "format_version": VERSION_SCHEMA.version,
-            "corpus": encoded.record.fingerprint,
-            "encoder": without_canary(encoded.store.encoder),
-            "encoder_fingerprint": encoded.store.fingerprint,
-            "whitening": choices,
-            "factory": _factory_identity(plan, fitted.whitening.k),
-            "seed": plan.seed,
-            "kept": None if kept is None else dict(kept),
-        }
-    )
-
-
-def _factory_identity(plan: IndexPlan, k: int) -> dict[str, Any]:
-    inner = inner_index(plan.built, k)
+    inner = inner_index(plan.built, fitted.whitening.k)
     tuned = has_parameters(inner) or plan.rerank is not None
-    return {
+    factory = {
         "asked": plan.asked,
         "built": plan.built,
         "target_recall": plan.target_recall if tuned else None,
@@ -156,6 +141,18 @@ def _factory_identity(plan: IndexPlan, k: int) -> dict[str, Any]:
         # Versions that were made without a limit keep their identity.
         **({} if plan.max_latency is None else {"max_latency": plan.max_latency}),
     }
+    return fingerprint(
+        {
+            "format_version": VERSION_SCHEMA.version,
+            "corpus": encoded.record.fingerprint,
+            "encoder": without_canary(encoded.store.encoder),
+            "encoder_fingerprint": encoded.store.fingerprint,
+            "whitening": choices,
+            "factory": factory,
+            "seed": plan.seed,
+            "kept": None if kept is None else dict(kept),
+        }
+    )
 
 
 @contextlib.contextmanager

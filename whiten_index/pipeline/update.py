@@ -38,7 +38,7 @@ from whiten_index.pipeline.changes import (
     count_documents,
     part_digests,
 )
-from whiten_index.pipeline.encode import EncodeReport, encode_shards
+from whiten_index.pipeline.encode import EncodeReport
 from whiten_index.pipeline.executor_session import executor_session
 from whiten_index.pipeline.fit import fit_moments, fit_whitening
 from whiten_index.pipeline.gates import certificate_gate, require_passed, run_gates
@@ -142,16 +142,8 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
         before = mirror.latest(out / CURRENT)
         tidy(out)
         base, corpus, canaries = open_base(config, stages)
-        encoded = encode_shards(
-            base.config,
-            corpus,
-            stages,
-            executor=machines.enter_context(executor_session(base.config, stages)),
-            before=base.read_before(corpus),
-            read_all=config.read_all,
-            remember=False,
-            bridged=base.bridged,
-        )
+        executor = machines.enter_context(executor_session(base.config, stages))
+        encoded = base.encode(corpus, stages, executor, read_all=config.read_all)
         register(encoded, base.config.out_place)
         changes = _compare(base, encoded)
         version = base.source.name

@@ -82,7 +82,6 @@ class AliasWriter(DatabaseWriter):
 
     def _create(self, made: PushedTable, layout: Layout) -> Stored:
         self._discard(None)
-        self._find(pending=False)
         name = f"{self._name}__{secrets.token_hex(SUFFIX_BYTES // 2 - 1)}"
         named = replace(made, name=name)
         self._make(name, layout, named.text)
