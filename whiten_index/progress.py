@@ -47,6 +47,13 @@ class Stages:
             self.add({name: elapsed}, {name: total})
             self.watcher.finish(name, elapsed)
 
+    @contextmanager
+    def whole(self, name: str, total: int) -> Iterator[None]:
+        """Time the block as a stage whose rows are done at its end, all at once."""
+        with self.stage(name, total) as watcher:
+            yield
+            watcher.advance(total)
+
     def add(self, seconds: Mapping[str, float], rows: Mapping[str, int]) -> None:
         """Count in stages that were timed elsewhere."""
         for name, more in seconds.items():

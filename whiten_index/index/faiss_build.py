@@ -339,10 +339,9 @@ def _join(
 
 
 def _codes(files: Sequence[Path], stages: Stages, rows: int) -> Iterator[NDArray[np.uint8]]:
-    with stages.stage("join", rows) as watcher:
+    with stages.whole("join", rows):
         for found in map(_load, files):
             yield found["codes"]
-        watcher.advance(rows)
 
 
 def _file(parts: Path, start: int) -> Path:

@@ -30,11 +30,10 @@ def train_index(
         _switch_off_warnings(inner)
     index = DeviceIndex.place(inner, plan.device, note=stages.watcher.note)
     if len(sample):
-        with stages.stage("train", len(sample)) as watcher:
+        with stages.whole("train", len(sample)):
             drawn = vectors.at(sample)
             with index.working() as each:
                 train(each, drawn, plan.built)
-            watcher.advance(len(sample))
     return index, held_out
 
 

@@ -75,12 +75,11 @@ def tune_to_recall(
                 reason = f"{rows} rows are too few to hold any out"
             note(f"note: {plan.built} is not set to --target-recall {target:g}: {reason}")
         return OperatingPoint(target=target, reached=exact), rerank
-    with stages.stage("tune", len(truth.queries)) as watcher:
+    with stages.whole("tune", len(truth.queries)):
         if rerank is None:
             point = tune(inner, truth, target=target)
         else:
             point, rerank = tune_candidates(inner, truth, target=target)
-        watcher.advance(len(truth.queries))
     if not point.reached:
         note(_below_target(plan, point))
     return point, rerank

@@ -200,7 +200,7 @@ def _search(
     missing = judged.missing(names)
     queries, rankings, run = list(judged.texts), list[Ranking](), dict[str, dict[str, float]]()
     dropped = 0
-    with stages.stage("search", len(queries)) as watcher:
+    with stages.whole("search", len(queries)):
         # One more, since a query that is a document finds itself.
         for found in opened.rank_embeddings(queries, embeddings, top_k=depth + each.drops_self):
             hits = zip(found.ids, found.scores, strict=True)
@@ -209,7 +209,6 @@ def _search(
             ids, scores = [hit[0] for hit in kept[:depth]], [hit[1] for hit in kept[:depth]]
             rankings.append(Ranking(found.query_id, ids, scores))
             run[str(found.query_id)] = dict(zip(map(str, ids), scores, strict=True))
-        watcher.advance(len(queries))
     if path is not None:
         with writing(path.parent, kept=""):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -259,9 +258,8 @@ def _judge_file(config: RetrievalConfig, source: str, stages: Stages) -> dict[st
             query: {document: score for document, score in found.items() if document != query}
             for query, found in run.items()
         }
-    with stages.stage("judge", len(qrels)) as watcher:
+    with stages.whole("judge", len(qrels)):
         found = _judged(run, relevant, config.metrics, {"hits_of_self": dropped})
-        watcher.advance(len(qrels))
     space = Space(source, {"run": source, "drop_self": drop})
     scored = [(config.names[0], [(space, {**found, "drop_self": drop})])]
     return report_of({}, runs_of(scored), stages)

@@ -102,9 +102,8 @@ def certificate(
             f"{', '.join(candidate.documents.columns) or 'none'}"
         )
     questions = Questions.ask(inputs, build, encoded, candidate)
-    with encoded.stages.stage("certify", encoded.record.rows) as watcher:
+    with encoded.stages.whole("certify", encoded.record.rows):
         raw, found = _each(candidate, encoded, questions)
-        watcher.advance(encoded.record.rows)
     loss = raw - found
     strata, left_out = list[dict[str, Any]](), 0
     for by, value, inside in _strata(candidate, questions, inputs["by"]):

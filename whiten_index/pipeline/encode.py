@@ -156,9 +156,8 @@ def open_corpus(config: BuildConfig, stages: Stages, *, dim: int | None = None) 
     """Open the corpus and make sure its ids are unique, before any work is done."""
     corpus = ParquetCorpus.open(config.corpus_config(), dim=dim)
     if config.id_column is not None:
-        with stages.stage("check ids", corpus.rows) as watcher:
+        with stages.whole("check ids", corpus.rows):
             corpus.check_ids()
-            watcher.advance(corpus.rows)
     return corpus
 
 

@@ -94,11 +94,9 @@ def fit_moments(config: "BuildConfig", encoded: "EncodeReport") -> Moments:
     groups = list(map(tuple, blocks(parts, size)))
     of_units = functools.partial(_moments_of_units, store)
     sums = of_units if wanted.normalize_input else store.total_moments
-    with encoded.stages.stage("fit", rows) as watcher:
+    with encoded.stages.whole("fit", rows):
         each = encoded.executor.map(sums, groups)
-        found = Moments.total(chain([Moments.empty(store.dim)], each))
-        watcher.advance(rows)
-    return found
+        return Moments.total(chain([Moments.empty(store.dim)], each))
 
 
 def _moments_of_units(store: EmbeddingStore, group: Group) -> Moments:
@@ -188,7 +186,7 @@ def _choose(
             why = f"{sample}, so mean and spectrum alone decide"
             return Choice("spectrum", setting, "", 0, (), why)
         evidence = piece_evidence(encoded, sample)
-    with encoded.stages.stage("choose", evidence.count) as watcher:
+    with encoded.stages.whole("choose", evidence.count):
         why = evidence.why
         if evidence.rows is not None:
             own = CorpusEmbeddings(encoded.store, encoded.record).at(evidence.rows)
@@ -206,7 +204,6 @@ def _choose(
         grid, scores = _scored(fit, evidence.trials, open_at)
         setting, candidates = choose_by_scores(grid, scores, errors=evidence.errors)
         why += "" if width else ", and of the widths the narrowest with 97 % of the best score"
-        watcher.advance(evidence.count)
         raw = mean_score(evidence.trials, lambda rows: fit.compared(rows.astype(np.float64)))
     found = Choice(evidence.rule, setting, evidence.measure, evidence.count, candidates, why, raw)
     score = max(each.score for each in candidates if each.k == setting.k and each.leads)

@@ -80,9 +80,8 @@ def run_gates(
     the version before, ``expected_rows`` what its changes make of them. ``canaries`` are embedded.
     """
     counts, rows = _check_counts(candidate, encoded, expected_rows), encoded.record.rows
-    with encoded.stages.stage("check codes", len(candidate)) as watcher:
+    with encoded.stages.whole("check codes", len(candidate)):
         codes = _check_codes(candidate)
-        watcher.advance(len(candidate))
     if len(candidate) == len(candidate.documents) == rows and codes.passed:
         tried = _Trial(candidate, encoded, config).gate(canaries, seed)
     else:

@@ -80,9 +80,8 @@ def labelled_trials(
     judged = {document for query in usable for document in labels.qrels[query]}
     rows = np.concatenate([found[document] for document in sorted(judged & found.keys())])
     candidates = np.union1d(rows, drawn_rows(record, _MOST_DISTRACTORS, rng))
-    with encoded.stages.stage("encode labels", len(usable)) as watcher:
+    with encoded.stages.whole("encode labels", len(usable)):
         queries = encoder.encode_queries([labels.texts[query] for query in usable])
-        watcher.advance(len(usable))
     names = ids_of(store, record, candidates)
     score = _ndcg(usable, names, labels.qrels)
     measure = f"nDCG@{_DEPTH} among {len(set(names)):,} documents"

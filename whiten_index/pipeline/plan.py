@@ -219,11 +219,10 @@ def _rows_per_second(
         encoder = work.encoder()
         if not config.remote:
             encoder.encode(sample)
-    with stages.stage("calibrate", len(sample)) as watcher:
+    with stages.whole("calibrate", len(sample)):
         started = time.perf_counter()
         encoder.encode(sample)
         elapsed = time.perf_counter() - started
-        watcher.advance(len(sample))
     # GPUs and requests add up; the cores of one CPU do not.
     if config.remote:
         return encoder.requests_at_once * len(sample) / elapsed

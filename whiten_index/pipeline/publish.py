@@ -199,9 +199,8 @@ def write_files(
     bundle = _require_searchable(folder, fields)
     fields["quality"] = _carried_quality(spec)
     if fields["quality"] is None and record.rows >= _LEAST_COMPARED:
-        with stages.stage("compare with raw", record.rows) as watcher:
+        with stages.whole("compare with raw", record.rows):
             fields["quality"] = _quality(encoded, bundle, config.seed)
-            watcher.advance(record.rows)
     share = (fields["quality"] or {}).get("agreement_at_10", 1.0)
     if share < _POOR:
         stages.watcher.note(

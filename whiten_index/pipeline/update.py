@@ -171,14 +171,12 @@ def _compare(base: BaseVersion, encoded: EncodeReport) -> Changes:
     """Return the changes of the documents; only parts that differ are read."""
     gone, came, same = apart(base.record, encoded.record)
     rows = sum(part.rows for part in came)
-    with encoded.stages.stage("compare", rows) as watcher:
-        changes = compare(
+    with encoded.stages.whole("compare", rows):
+        return compare(
             StoredRows(base.store, gone),
             StoredRows(encoded.store, came),
             same=count_documents(encoded.store, same, passages=base.passages),
         )
-        watcher.advance(rows)
-    return changes
 
 
 def _publish(
@@ -272,10 +270,9 @@ def decide_update(
     shared = max(float(base.update.get("shared", base.record.rows)) - gone, 0.0)
     named = _named_config(base.config, base.fitted.whitening)
     today = fit_moments(named, encoded)
-    with encoded.stages.stage("measure drift", encoded.record.rows) as watcher:
+    with encoded.stages.whole("measure drift", encoded.record.rows):
         both = min(shared, base.fitted.moments.count, today.count)
         drift = Drift.measure(base.fitted.whitening, base.fitted.moments, today, shared=both)
-        watcher.advance(encoded.record.rows)
     decision = decide(drift, threshold=config.drift_threshold, order=config.order)
     said, facts = asdict(decision), {"drift": drift.to_json(), "shared": shared}
     if decision.whitening == "refit":

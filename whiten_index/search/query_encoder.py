@@ -177,9 +177,8 @@ def query_embeddings(
         key = {"queries": fingerprint({"texts": texts}), **asked_by(store.encoder)}
         if (kept := store.results.sample(key, {"queries": "qd"})) is not None:
             return kept["queries"].astype(np.float32)
-    with stages.stage("encode queries", len(texts)) as watcher:
+    with stages.whole("encode queries", len(texts)):
         found = encode(texts).astype(np.float32)
-        watcher.advance(len(texts))
     if store is not None:
         store.results.save_sample(key, {"queries": found})
     return found

@@ -103,9 +103,8 @@ def train_encoder(
     corpus = ParquetCorpus.open(
         CorpusConfig(sources=config.corpus, text_columns=config.text_columns, limit=config.limit)
     )
-    with stages.stage("read", corpus.rows) as watcher:
+    with stages.whole("read", corpus.rows):
         sentences = read_sentences(corpus, batch_size=config.batch_size)
-        watcher.advance(corpus.rows)
     out = resolved(require_path(config.out))
     work = out.with_name(f"{out.name}.training")  # of checkpoints
     # Everything that the weights depend on.
