@@ -93,20 +93,16 @@ def weight_files(folder: Path) -> list[Path]:
     files = list_folder(folder, "*.safetensors")
     if not any(exists(folder / f"model.safetensors{end}") for end in ("", ".index.json")):
         files = list_folder(folder, "pytorch_model*.bin") or files
-    found = _with_parts(files, folder)
-    # A configuration may name a file of weights, which then comes first.
-    if named := read_object(folder / "config.json").get("transformers_weights"):
-        found.append(inside(folder, named))
-    return found
-
-
-def _with_parts(files: Sequence[Path], folder: Path) -> list[Path]:
     parts = {
         inside(folder, name)
         for index in list_folder(folder, "*.index.json")
         for name in set(map(str, dict(read_object(index).get("weight_map") or {}).values()))
     }
-    return [*files, *sorted(parts - {*files})]
+    found = [*files, *sorted(parts - {*files})]
+    # A configuration may name a file of weights, which then comes first.
+    if named := read_object(folder / "config.json").get("transformers_weights"):
+        found.append(inside(folder, named))
+    return found
 
 
 def files_sha256(files: list[Path], *, name: str, folder: Path, what: str) -> str:

@@ -6,7 +6,7 @@ that the new model has not encoded are those of the old model, mapped to the new
 
 import contextlib
 import datetime
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -174,8 +174,7 @@ def migration_target(config: MigrateConfig) -> tuple[BaseVersion, BuildConfig]:
         index=config.index, corpus=tuple(sources), store=config.store, model=config.old_model,
         device=config.device,
     )  # fmt: skip
-    base = BaseVersion.open(asked, version=before_bridged(config.index))
-    _require_old_model(config.index, base.fields)
+    base = BaseVersion.open(asked, version=_old_version(config.index))
     if base.config.embedding_column is not None or base.passages:
         raise ConfigError(
             "an index of given embeddings or of passages by tokens is built again, not migrated; "
@@ -187,13 +186,16 @@ def migration_target(config: MigrateConfig) -> tuple[BaseVersion, BuildConfig]:
     return base, replace(base.config, **given, k=k, store=store, force=config.force)
 
 
-def _require_old_model(index: str, fields: Mapping[str, Any]) -> None:
-    if "bridge" in fields:
+def _old_version(index: str) -> str | None:
+    """Return the version of the old model, None if it is published; refuse an index without."""
+    before = before_bridged(index)
+    if before is None and "bridge" in read_published(index).fields:
         raise ArtifactError(
             f"{index} has no sound version of the old model, from which a migration goes "
             "on; whiten-index versions tells whether one is damaged and can be restored; if not, "
             "build with the new model and the same --out and --store"
         )
+    return before
 
 
 def _fill(
@@ -235,12 +237,11 @@ def _fill(
 def _give_up(config: MigrateConfig, stages: Stages) -> MigrateReport:
     """Publish the version of the old model if a bridged one is, and let gc remove the rest."""
     models = set[str]()
-    if (before := before_bridged(config.index)) is not None:
+    if (before := _old_version(config.index)) is not None:
         if (model := recorded_spec(read_published(config.index).fields["encoder"])) is not None:
             models.add(model.fingerprint)
         rollback(config.index, to=before)
     published = read_published(config.index)
-    _require_old_model(config.index, published.fields)
     remedy = "name it with --store DIR"
     store = open_store(published, given=config.store, reader="migrate", remedy=remedy)
     filled = filled_for(config.index, store.place)

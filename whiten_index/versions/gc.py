@@ -144,7 +144,10 @@ def gc_store(
         size = mirror.size(*(root_folder / name for name in names))
         removed.update(bridged=len(names), bytes=size)
         if not dry_run:
-            _register(users)
+            for index, its in users.items():
+                index_id = read_index_id(index) if isinstance(index, Path) else None
+                for store in its:
+                    store.indexes.register(index, index_id)
             for store in every:
                 _move_migrations(store, moved)
             if isinstance(place, Path):
@@ -209,13 +212,6 @@ def _move_migrations(store: EmbeddingStore, moved: Mapping[str, Sequence[Place]]
                 store.results.save_migration(owner, not finished and (notes.get(owner) or note))
             if old not in map(owner_of, places):
                 store.results.save_migration(old, None)
-
-
-def _register(users: Mapping[Place, Sequence[EmbeddingStore]]) -> None:
-    for index, stores in users.items():
-        index_id = read_index_id(index) if isinstance(index, Path) else None
-        for store in stores:
-            store.indexes.register(index, index_id)
 
 
 def _remove(store: EmbeddingStore, paths: Sequence[Path], references: Sequence[Reference]) -> int:
