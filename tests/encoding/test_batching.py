@@ -48,7 +48,7 @@ def test_embeddings_do_not_depend_on_batches_or_threads(
         encoder = load(tiny_model, threads=threads)
         encoder.batch_tokens = budget
         done = []
-        encoded = encoder.encode_window(texts, advance=done.append)
+        encoded = encoder.collect(encoder.run(encoder.prepare(texts), advance=done.append))
         np.testing.assert_allclose(encoded.embeddings, one_by_one, atol=1e-5)
         assert sum(done) == len(texts)
         assert encoded.distinct == len(set(texts))

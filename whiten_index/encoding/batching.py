@@ -131,7 +131,7 @@ class Batches:
     """Batches of one window, longest texts first; several threads may take them."""
 
     def __init__(self, window: TextWindow, encoder: BatchEncoder) -> None:
-        """Cut ``window`` into batches of ``most`` tokens, if that is less than the encoder's."""
+        """Cut ``window`` into batches of the encoder's tokens, or of ``most`` if that is less."""
         self.window, self._encoder = window, encoder
         self.most: int | None = None
         tokens, ones = window.tokens, np.ones(len(window.distinct), np.int64)

@@ -166,11 +166,9 @@ class WindowEncoder(ABC):
             finish=self.collect,
         )
 
-    def encode_window(
-        self, texts: Sequence[str], *, advance: Callable[[int], None] | None = None
-    ) -> Encoded:
+    def encode_window(self, texts: Sequence[str]) -> Encoded:
         """Encode a window of documents, sorted by length inside, in their order outside."""
-        return self.collect(self.run(self.prepare(texts), advance=advance))
+        return self.collect(self.run(self.prepare(texts)))
 
 
 def listed(texts: Sequence[str]) -> Sequence[str]:

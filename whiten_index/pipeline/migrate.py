@@ -142,10 +142,9 @@ def migrate_index(config: MigrateConfig, *, progress: Progress | None = None) ->
         report.comparison = _compare_by_sentences(sides)
     elif judged is not None and whole:
         report.comparison = _compare(judged, sides)
-    if report.comparison is not None:
-        _require_no_loss(config, report.comparison)
     facts = dict[str, Any]()
     if report.comparison is not None:
+        _require_no_loss(config, report.comparison)
         facts["models"] = report.comparison
     if whole:
         report.version = build_index(target, progress=progress, facts=facts).version
