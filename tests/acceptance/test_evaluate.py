@@ -1,4 +1,4 @@
-"""Evaluations against scipy and brute force over embeddings by transformers."""
+"""Evaluations and sweeps against scipy and brute force over embeddings by transformers."""
 
 import json
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from scipy.stats import pearsonr, spearmanr  # type: ignore[import-untyped]
 from tests.acceptance.commands import done, refused
 from tests.acceptance.random_corpora import read_trec
 from tests.acceptance.truth import MAX_LENGTH, SciFact, encode, ndcg, nearest, unit, whitening
+from tests.acceptance.vectors import COLUMNS
 
 ENCODER = ("--pooling", "mean", "--max-length", MAX_LENGTH)
 PAIRS, DROPPED, SIDES = 60, 7, ("sentence1", "sentence2")
@@ -193,3 +194,38 @@ def test_an_index_is_evaluated_with_its_own_transform(
     found = pairs.cosines(whitening(embeddings, 64))
     expected = 100 * spearmanr(found, pairs.scores).statistic
     assert run["datasets"]["mine"]["spearman"]["all"] == pytest.approx(expected, abs=0.1)
+
+
+def test_judged_points_have_the_quality_of_brute_force(
+    vectors_corpus: Path,
+    scifact: SciFact,
+    embeddings: np.ndarray,
+    query_embeddings: np.ndarray,
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "sweep"
+    done(
+        "sweep", vectors_corpus, *COLUMNS, "--model", "all-MiniLM-L6-v2", "--pooling", "mean",
+        "--max-length", MAX_LENGTH, "--queries", scifact.queries, "--qrels", scifact.qrels,
+        "--k", "16,64", "--transforms", "pca,whitening,truncate", "--codecs", "fp32",
+        "--indexes", "flat", "--no-baselines", "--out", out,
+    )  # fmt: skip
+    ids, relevant = [str(each) for each in scifact.ids()], scifact.relevant()
+    asked = [str(each) for each in scifact.query_ids()]
+    seen = 0
+    lines = map(json.loads, (out / "results.jsonl").read_text().splitlines())
+    for point in (line for line in lines if line["type"] == "point"):
+        transform, k = point["transform"], point["k"]
+        mean, matrix = whitening(embeddings, k, exponent=float(transform == "whitening"))
+        if transform in ("none", "truncate"):
+            mean, matrix = np.zeros(embeddings.shape[1]), np.eye(embeddings.shape[1])[:, :k]
+        rows, _ = nearest((embeddings - mean) @ matrix, (query_embeddings - mean) @ matrix, 10)
+        if point["rerank"] is not None or point["index_recall@10"] < 1:
+            continue
+        values = [
+            ndcg([ids[row] for row in near], relevant[query])
+            for query, near in zip(asked, rows, strict=True)
+        ]
+        assert point["quality"]["ndcg@10"] == pytest.approx(np.mean(values), abs=0.005)
+        seen += 1
+    assert seen >= 6

@@ -91,14 +91,6 @@ def test_a_rollback_publishes_the_version_before(place: Indexed) -> None:
     assert place.published() == place.names[2]
 
 
-def test_a_rollback_passes_over_a_damaged_version(place: Indexed) -> None:
-    flip(place.index / "versions" / place.names[1] / "index.faiss")
-    report = json.loads(done("rollback", place.index, "--json"))
-    assert report["to"] == place.names[0]
-    assert list(report["skipped"]) == [place.names[1]]
-    place.assert_night(0)
-
-
 def test_prune_keeps_the_newest_versions_and_the_published_one(place: Indexed) -> None:
     done("prune", place.index, "--keep", 2)
     assert {each.name for each in (place.index / "versions").iterdir()} == set(place.names[1:])

@@ -33,13 +33,6 @@ class Indexed(Place):
         done("update", self.index, "--refit", "never")
         return rows
 
-    def shrink(self) -> Vectors:
-        """Remove 150 rows; return those that the index has now."""
-        rows = self.rows[:250]
-        self.write(rows)
-        done("update", self.index, "--refit", "never", "--max-shrink", 0.5)
-        return rows
-
     def push(self, to: object, *options: object) -> dict[str, Any]:
         return json.loads(done("push", self.index, "--to", to, *options, "--json"))
 
@@ -85,7 +78,10 @@ def test_a_file_has_what_queries_are_reduced_to(place: Indexed, suffix: str) -> 
     np.testing.assert_allclose(vectors @ vectors.T, exact @ exact.T, atol=1e-5)
     today = place.change()
     place.push(path)
-    assert_holds(read(path), today, place.expected(today))
+    after = read(path)
+    assert_holds(after, today, place.expected(today))
+    for each in set(today.ids[5:]) & set(place.rows.ids):
+        assert held[each][1].tobytes() == after[each][1].tobytes()
 
 
 def test_fewer_numbers_and_halves(place: Indexed) -> None:
@@ -96,47 +92,6 @@ def test_fewer_numbers_and_halves(place: Indexed) -> None:
     first = unit(place.expected(place.rows)[:, :3])
     assert_holds(read(path), place.rows, first, atol=1e-3)
     assert_holds(read(path), place.rows, place.expected(place.rows, k=3), atol=1e-3)
-
-
-def test_codes_of_rows_that_stay_are_the_same_to_the_byte(place: Indexed) -> None:
-    path = place.work / "vectors.parquet"
-    place.push(path)
-    before = read(path)
-    today = place.change()
-    place.push(path)
-    after = read(path)
-    for each in set(today.ids[5:]) & set(place.rows.ids):
-        assert before[each][1].tobytes() == after[each][1].tobytes()
-
-
-def test_a_file_that_would_shrink_is_left_as_it_is(place: Indexed) -> None:
-    path = place.work / "vectors.parquet"
-    place.push(path)
-    before = path.read_bytes()
-    today = place.shrink()
-    assert str(path) in refused(9, "push", place.index, "--to", path)
-    assert path.read_bytes() == before
-    place.push(path, "--max-shrink", 0.5)
-    assert_holds(read(path), today, place.expected(today))
-
-
-def test_queries_of_an_earlier_transform_are_told_apart(place: Indexed) -> None:
-    path = place.work / "vectors.parquet"
-    place.push(path)
-    done("export", place.index, place.work / "query", "--as", "query")
-    early = whiten_index.QueryTransform.load(place.work / "query")
-    early.require(whiten_index.pushed_version(str(path)))
-    place.write(place.rows + some(50, "new"))
-    done("update", place.index, "--refit", "always")
-    place.push(path)
-    with pytest.raises(whiten_index.WhitenIndexError):
-        early.require(whiten_index.pushed_version(str(path)))
-    today = whiten_index.QueryTransform.of(place.index)
-    today.require(whiten_index.pushed_version(str(path)))
-    # What was exported stays what it was.
-    early_vectors = early.reduce(place.rows.rows)
-    exact = whitened(place.rows, place.rows)
-    np.testing.assert_allclose(early_vectors @ early_vectors.T, exact @ exact.T, atol=1e-5)
 
 
 def test_a_database_that_is_not_there(place: Indexed) -> None:

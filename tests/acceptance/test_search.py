@@ -66,18 +66,6 @@ def test_a_text_finds_what_brute_force_finds(
     assert result["hits"][0]["id"] == ids[rows[3, 0]]
 
 
-def test_several_texts_get_the_hits_that_each_gets_alone(built: Path, scifact: SciFact) -> None:
-    texts = scifact.query_texts()[:3]
-    together = json.loads(done("search", built, *texts, "--json"))["results"]
-    assert [each["query"] for each in together] == texts
-    opened = whiten_index.open_index(built)
-    for text, result in zip(texts, together, strict=True):
-        (alone,) = opened.search([text])
-        assert [hit.id for hit in alone] == [hit["id"] for hit in result["hits"]]
-        scores = [hit.score for hit in alone]
-        assert scores == pytest.approx([hit["score"] for hit in result["hits"]], abs=1e-5)
-
-
 def test_hits_are_printed_with_score_id_and_kept_columns(exact: Path) -> None:
     (result,) = json.loads(done("search", exact, "--like", "d7", "--top-k", 2, "--json"))["results"]
     lines = done("search", exact, "--like", "d7", "--top-k", 2).splitlines()
@@ -154,14 +142,6 @@ def test_neighbours_of_a_document_leave_itself_out(
     assert scores == pytest.approx(cosines[0, 1:].tolist(), abs=1e-4)
 
 
-def test_more_hits_than_rows_are_all_rows_once(exact: Path, corpus: RandomCorpus) -> None:
-    found = search_queries(exact, corpus, top_k=2000)
-    assert all(sorted(hit for hit, _ in hits) == sorted(corpus.ids) for hits in found)
-    for hits in found:
-        scores = [score for _, score in hits]
-        assert scores == sorted(scores, reverse=True)
-
-
 def test_the_best_candidates_are_ranked_again_by_exact_vectors(
     coarse: Path, corpus: RandomCorpus, vectors: tuple[np.ndarray, np.ndarray]
 ) -> None:
@@ -194,14 +174,3 @@ def test_an_index_of_a_column_takes_texts_where_its_model_is_named(
     found = whiten_index.open_index(index).search(scifact.query_texts()[:5], top_k=5)
     for hits, scores in zip(found, cosines[:5], strict=True):
         assert [hit.score for hit in hits] == pytest.approx(scores.tolist(), abs=2e-4)
-
-
-def test_filters_and_rows_are_told_by_the_python_api(
-    built: Path, scifact: SciFact, embeddings: np.ndarray
-) -> None:
-    title = scifact.table()["title"].to_pylist()[4]
-    quoted = title.replace("\\", "\\\\").replace("'", "\\'")
-    (hits,) = whiten_index.open_index(built).search(
-        [scifact.query_texts()[0]], top_k=5, row_filter=f"title == '{quoted}'"
-    )
-    assert [hit.id for hit in hits] == [scifact.ids()[4]]

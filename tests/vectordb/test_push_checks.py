@@ -1,5 +1,6 @@
 """Checks of a push: of the index, the options, what is there, and what comes back."""
 
+import json
 import math
 import shutil
 from collections.abc import Iterator
@@ -13,8 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tests.helpers.bad_input import run
 from tests.helpers.builds import build, write_rows
-from tests.vectordb.memory_writer import MemoryWriter, Server
+from tests.vectordb.memory_writer import MemoryWriter
 from tests.vectordb.push_world import HERE, ROWS, K, World
 from whiten_index import PushConfig, push_index
 from whiten_index.errors import ArtifactError, ConfigError, DatabaseError, GateError
@@ -22,6 +24,8 @@ from whiten_index.vectordb.database_writer import Find, Hit
 from whiten_index.vectordb.push import differences
 from whiten_index.vectordb.pushed_table import Layout, RowsError
 from whiten_index.versions.retention import prune
+
+SECRET = "hunter2"
 
 
 def test_what_failed_its_check_is_dropped(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,15 +318,37 @@ def test_a_missing_table_is_told_after_a_wrong_address(tmp_path: Path) -> None:
         assert "--table" not in str(caught.value)
 
 
-def test_a_kept_column_that_is_called_as_the_vectors_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "whiten_index.vectordb.push.open_writer", lambda *_, **__: MemoryWriter(Server())
-    )
+def test_a_kept_column_that_is_called_as_the_vectors_are(world: World) -> None:
     rows = np.random.default_rng(0).standard_normal((40, 8)).astype("f4")
-    corpus = write_rows(tmp_path / "c.parquet", rows, vector=range(40))
-    build(tmp_path / "index", corpus, keep=("vector",))
-    config = PushConfig(index=str(tmp_path / "index"), to=HERE, table="docs")
+    corpus = write_rows(world.root / "other.parquet", rows, vector=range(40))
+    build(world.root / "index", corpus, keep=("vector",), force=True)
     with pytest.raises(ConfigError, match="'vector' has the name that the vectors take"):
-        push_index(config)
+        world.push()
+
+
+def push(world: World, *more: str) -> tuple[int, str, str]:
+    return run("push", world.root / "index", "--to", HERE, "--table", "docs", *more)
+
+
+def test_the_command_prints_its_report(world: World) -> None:
+    status, out, _ = push(world, "--json", "--k", "3", "--dtype", "float16", "--check", "5")
+    assert status == 0
+    seen = json.loads(out)
+    assert (seen["mode"], seen["k"], seen["dtype"], seen["notes"]) == ("all", 3, "float16", [])
+    assert seen["check"]["compared"] == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--option", SECRET), "takes NAME=VALUE"),
+        (("--option", f"={SECRET}"), "takes NAME=VALUE"),
+        (("--option", "m=1", "--option", f"m={SECRET}"), "m was given twice"),
+    ],
+)
+def test_options_that_cannot_be_read(world: World, options: tuple[str, ...], message: str) -> None:
+    status, out, error = push(world, *options)
+    assert status == 2
+    assert message in error
+    assert SECRET not in out + error
+    assert world.server.published is world.server.pending is None

@@ -103,15 +103,3 @@ def test_the_tenth_is_of_rows(world: World) -> None:
     assert len(longest) < 0.1 * first.rows
     assert (report.mode, report.why[:17]) == ("all", "more than a tenth")
     world.assert_same()
-
-
-def test_integer_ids(world: World) -> None:
-    world.build()
-    world.push()
-    world.assert_same()
-    del world.texts[30]
-    world.texts[41] = "green fish swam"
-    world.update()
-    report = world.push()
-    assert (report.mode, report.pushed, report.deleted) == ("changes", 1, 1)
-    world.assert_same()
