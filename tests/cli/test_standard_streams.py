@@ -1,4 +1,4 @@
-"""Standard output that is full or closed, and control characters that never reach a terminal."""
+"""Standard output and error: full or closed, read as JSON, and free of control characters."""
 
 import json
 import re
@@ -13,6 +13,7 @@ import pytest
 from tests.acceptance.commands import run
 from tests.helpers.builds import build, random_rows, write_rows
 from whiten_index.cli import cli
+from whiten_index.cli.terminal import Bars, print_json
 
 # Runs each command in a fork, which ends as an interpreter does.
 _CODE = """
@@ -140,3 +141,60 @@ def test_no_control_character_reaches_the_terminal(place: Path) -> None:
             assert r"\x1b]0;owned\x07" in said
             assert r"x\ny" in said
             assert r"\x1b[31mred" in said
+
+
+# Writes lines while the index is opened again and again.
+_WRITES = """
+import itertools, os, sys, threading, time
+from whiten_index import open_index
+
+open_index(sys.argv[1])
+over = threading.Event()
+written = itertools.count()
+
+def write():
+    while not over.is_set():
+        os.write(1, b"line %d\\n" % next(written))
+        time.sleep(1e-5)
+
+writer = threading.Thread(target=write)
+writer.start()
+for _ in range(100):
+    open_index(sys.argv[1], verify="manifest")
+over.set()
+writer.join()
+print(next(written), file=sys.stderr)
+"""
+
+
+def test_no_line_is_lost_while_an_index_with_lists_on_disk_is_opened(tmp_path: Path) -> None:
+    rows = random_rows(rows=3000, dim=64)
+    corpus = write_rows(tmp_path / "c.parquet", rows)
+    build(tmp_path / "built", corpus, k=32, factory="IVF8,Flat", memory_budget="500KB")
+    # FAISS notes that the lists are elsewhere than they were written.
+    (tmp_path / "built").rename(tmp_path / "moved")
+    assert list((tmp_path / "moved").rglob("*.ivfdata"))
+    done = subprocess.run(
+        [sys.executable, "-c", _WRITES, str(tmp_path / "moved")], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    lines = int(done.stderr)
+    assert lines > 100
+    assert done.stdout.splitlines() == [f"line {number}" for number in range(lines)]
+
+
+def test_json_holds_null_for_what_json_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"a": float("nan"), "b": [1.5, float("inf"), {"c": -float("inf")}], "d": "NaN"})
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert found == {"a": None, "b": [1.5, None, {"c": None}], "d": "NaN"}
+
+
+def test_a_notebook_shows_a_bar(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    bars = Bars()
+    bars.start("encode", 10)
+    bars.advance(10)
+    bars.finish("encode", 0.1)
+    assert "| 0.00/10.0 [" in capsys.readouterr().err

@@ -1,6 +1,7 @@
-"""Labels: what is written is what is read; what cannot be used is named with its row."""
+"""Labels and sets: what is written is what is read; what cannot be used is named with its row."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.corpora import IN_TMP_PATH
+from whiten_index.artifacts.limits import load_json
 from whiten_index.errors import CorpusError
-from whiten_index.evaluation.judgements import read_qrels, read_queries
+from whiten_index.evaluation import judgements, label_table
+from whiten_index.evaluation.judgements import parquet_corpus, read_qrels, read_queries
 from whiten_index.evaluation.sts_sets import read_sts
+from whiten_index.evaluation.trec_run import read_run
 
 WORDS = st.text("abcXYZ019-_.:#é中", min_size=1, max_size=8)
 TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30).filter(str.strip)
@@ -139,3 +143,88 @@ def test_public_collections(data: Path, name: str, queries: int, judgements: int
     assert len(texts) == queries
     assert sum(map(len, qrels.values())) == judgements
     assert qrels.keys() <= texts.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "read", "text"),
+    [
+        ("r.trec", read_run, "q1 Q0 d1 1 0.5 t\n" * 9),
+        ("j.qrels", read_qrels, "q1 0 d1 1\n" * 9),
+        ("j.tsv", read_qrels, "query-id\tcorpus-id\tscore\n" + "q1\td1\t1\n" * 9),
+        ("p.tsv", lambda path: read_sts([path]), "sentence1\tsentence2\tscore\n" + "a\tb\t1\n" * 9),
+        ("r.jsonl", read_run, '{"query_id": "q1", "hits": [{"doc_id": "d1", "score": 1}]}\n'),
+    ],
+)
+@pytest.mark.parametrize("how", ["rewritten", "longer", "cut"])
+def test_a_mixture_is_refused(tmp_path, monkeypatch, name, read, text, how):
+    path = tmp_path / name
+    path.write_text(text)
+
+    def read_up_to_a_change(file):
+        yield file.readline()
+        found = path.stat()
+        data = text.encode()
+        path.write_bytes(
+            {"rewritten": data, "longer": data * 2, "cut": data[: len(data) // 2]}[how]
+        )
+        os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+        yield from file
+
+    monkeypatch.setattr(label_table, "iterate_lines", read_up_to_a_change)
+    with pytest.raises(CorpusError, match=f"{name} changed while it was read; run the same"):
+        read(path)
+
+
+def test_a_table_that_is_written_to(tmp_path, monkeypatch):
+    path = tmp_path / "j.parquet"
+    columns = {"query-id": ["q1"], "corpus-id": ["d1"], "score": [1]}
+    pq.write_table(pa.table(columns), path)
+    monkeypatch.setattr(label_table, "check_footer", lambda _: os.utime(path))
+    with pytest.raises(CorpusError, match="changed while it was read"):
+        read_qrels(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"_id": None, "text": "cat"}, "its _id is None, expected text or a whole number"),
+        ({"_id": 1.5, "text": "cat"}, "its _id is 1.5, expected text or a whole number"),
+        ({"_id": True, "text": "cat"}, "its _id is True, expected text or a whole number"),
+        ({"_id": " ", "text": "cat"}, "its _id is ' ', expected text or a whole number"),
+        ({"_id": "a\0", "text": "cat"}, r"its _id is 'a\\x00', expected a text without a NUL"),
+        ({"_id": "x", "text": ["the cat"]}, r"its text is \['the cat'\], expected a text"),
+        ({"_id": "x", "text": 0}, "its text is 0, expected a text"),
+        ({"_id": "x", "text": {}}, r"its text is \{\}, expected a text"),
+        ({"_id": "x", "text": None}, "its text is None, expected a text"),
+        ({"_id": "x", "title": 0, "text": "cat"}, "its title is 0, expected a text"),
+        ({"_id": "x", "title": "\udfff", "text": "cat"}, "its title is .* UTF-8 can hold"),
+        ({"text": "cat"}, "an object with _id, title and text .*KeyError: '_id'"),
+    ],
+)
+def test_a_document_of_json_lines_that_is_none_names_its_line(tmp_path, line, message):
+    lines = [{"_id": "a", "text": ""}, {"_id": 7, "title": None, "text": "x", "more": [1]}, line]
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("".join(f"{json.dumps(each)}\n" for each in lines[:2]))
+    table = pq.read_table(parquet_corpus(path, tmp_path / "good"))
+    assert table.to_pylist() == [
+        {"id": "a", "title": "", "text": ""},
+        {"id": "7", "title": "", "text": "x"},
+    ]
+    path.write_text("".join(f"{json.dumps(each)}\n" for each in lines))
+    message = f"corpus.jsonl, line 3, is not a document of BEIR.*{message}.*; mend it or take"
+    with pytest.raises(CorpusError, match=message):
+        parquet_corpus(path, tmp_path / "bad")
+
+
+def test_a_corpus_of_json_lines_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch):
+    path, lines = tmp_path / "corpus.jsonl", '{"_id": "a", "text": "old"}\n'
+    path.write_text(lines)
+
+    def late(*given):
+        path.write_text(lines.replace("old", "new"))
+        return load_json(*given)
+
+    monkeypatch.setattr(judgements, "load_json", late)
+    with pytest.raises(CorpusError, match="changed while it was read"):
+        judgements.parquet_corpus(path, tmp_path / "work")
+    assert not any((tmp_path / "work").iterdir())

@@ -7,7 +7,6 @@ A file whose tests take ``place`` says ``place = choosing.place``, since
 the name imported would look redefined; ``chosen`` is in conftest.py.
 """
 
-import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +21,11 @@ from safetensors.numpy import load_file
 from scipy.stats import rankdata
 
 from tests.helpers import tiny_models
-from tests.helpers.bad_input import run
 from whiten_index import BuildConfig, Moments, Whitening, WhiteningConfig, build_index
 from whiten_index.pipeline.build import BuildReport
 
 Array = NDArray[np.float64]
 ROWS, DIM = 260, tiny_models.DIM
-OPTIONS = 2
 
 
 def sentence(rng: np.random.Generator, topic: NDArray[np.str_]) -> str:
@@ -128,14 +125,6 @@ def assert_same_choice(found: dict[str, Any], expected: dict[str, Any]) -> None:
         assert [r[name] for r in ours] == pytest.approx([r[name] for r in theirs], abs=1e-3)
 
 
-def assert_refused(status: int, match: str, *arguments: Any) -> None:
-    found, stdout, stderr = run(*arguments)
-    assert found == status, stderr or stdout
-    last = stderr.splitlines()[-1]
-    assert last.startswith("Error: "), stderr
-    assert re.search(match, last), last
-
-
 def shards(folder: Path) -> list[Path]:
     return list(folder.rglob("segments/*/*"))
 
@@ -186,8 +175,8 @@ def assert_scored_by_pieces(
         assert row["score"] == pytest.approx(each.mean(), abs=1e-3), row
 
 
-def embedded(path: Path, rows: int = 150) -> dict[str, Any]:
-    embeddings = np.random.default_rng(0).normal(size=(rows, 12)) * np.geomspace(1, 0.1, 12) + 1
+def embedded(path: Path, rows: int = 150, dim: int = 12) -> dict[str, Any]:
+    embeddings = np.random.default_rng(0).normal(size=(rows, dim)) * np.geomspace(1, 0.1, dim) + 1
     corpus = parquet(path, id=list(range(rows)), e=list(embeddings.astype(np.float32)))
     return {"corpus": (corpus,), "embedding_column": "e", "id_column": "id"}
 

@@ -1,6 +1,8 @@
-"""Bad input of a build: corpora, models and options that cannot be used."""
+"""Bad input of builds, searches and stores: one sentence, and what was published is unharmed."""
 
 import base64
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,12 @@ from pyarrow.parquet.encryption import (
 
 from tests.helpers import bad_input
 from tests.helpers.bad_input import (
+    ARTIFACT,
     CORPUS,
     DIM,
+    DISK,
     EMBEDDED,
+    ENCODER,
     OPTIONS,
     ROWS,
     Place,
@@ -186,3 +191,87 @@ def test_encrypted_columns_under_a_plain_footer_do_not_end_the_process(
     _, stderr = command.communicate(timeout=100)
     assert command.returncode == CORPUS, stderr
     assert_one_error(stderr, match="encrypted.parquet is not a readable Parquet file .*decrypt")
+
+
+QUERIES = ("--queries", "q.parquet", "--embedding-column", "e", "--run")
+SEARCHES: dict[str, tuple[tuple[Any, ...], int, str]] = {
+    "nothing asked": ((), OPTIONS, "missing: --queries or --like or TEXT"),
+    "two things asked": (("text", "--like", "d1"), OPTIONS, "one of"),
+    "text without an encoder": (("text",), OPTIONS, "built from an embedding column"),
+    "empty text without an encoder": (("",), OPTIONS, ""),
+    "run without queries": (("--like", "d1", "--run", "r.trec"), OPTIONS, "--run needs --queries"),
+    "run of no format": ((*QUERIES, "r.csv"), OPTIONS, "r.csv names no run format"),
+    "run in no folder": ((*QUERIES, "gone/r.trec"), DISK, "cannot write .*gone"),
+    "run onto a folder": ((*QUERIES, "folder.trec"), DISK, "cannot write .*folder.trec"),
+    "run onto the queries": (
+        (*QUERIES, "./q.parquet"),
+        OPTIONS,
+        "is the file of the queries; name",
+    ),
+    "no column": (("--queries", "q.parquet", "--run", "r.trec"), OPTIONS, "--embedding-column"),
+    "ids twice": ((*QUERIES, "r.trec", "--id-column", "same"), CORPUS, "more than once"),
+}
+
+
+@pytest.mark.parametrize("name", list(SEARCHES))
+def test_a_search_that_cannot_be_answered(
+    place: bad_input.Place, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    options, status, match = SEARCHES[name]
+    queries = pa.table({"e": list(bad_input.numbers(3, rows=2)), "same": ["q", "q"]})
+    pq.write_table(queries, place.root / "q.parquet")
+    (place.root / "folder.trec").mkdir()
+    monkeypatch.chdir(place.root)
+    bad_input.assert_refused(place, ("search", place.out, *options), status, match)
+    assert not list(place.root.glob("r.*"))
+
+
+@pytest.fixture(scope="module")
+def text_index(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+    root = tmp_path_factory.mktemp("texts")
+    pq.write_table(table(), root / "c.parquet")
+    arguments = ("--text-column", "text", "--model", tiny_model, "--k", 3, "--out", root / "out")
+    assert run("build", root / "c.parquet", *arguments)[0] == 0
+    return root / "out"
+
+
+def test_another_encoder_than_the_one_of_the_index(
+    tmp_path: Path, text_index: Path, tiny_model: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(tiny_model, other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "hidden_act": "relu"}))
+    status, _, stderr = run("search", text_index, "the cat", "--model", other)
+    assert status == ENCODER
+    assert_one_error(stderr, match="built with .*gives other embeddings")
+    assert run("search", text_index, "the cat", "--model", tiny_model)[0] == 0
+
+
+def test_a_blank_query(text_index: Path) -> None:
+    status, _, stderr = run("search", text_index, "  ")
+    assert status == OPTIONS
+    assert_one_error(stderr, match="a query is blank")
+
+
+def test_a_damaged_store_without_a_corpus_to_mend_it_from(place: Place) -> None:
+    path = next((place.out / "store").rglob("embeddings.safetensors"))
+    flip(path, -1)
+    arguments = ("build", "--store", place.out / "store", "--k", 2, "--out", place.out)
+    assert_refused(place, arguments, ARTIFACT, "damaged; run the same encode or build with the")
+
+
+@pytest.mark.parametrize("store", ["gone", "good"])
+def test_a_store_that_is_none(place: Place, store: str) -> None:
+    arguments = ("build", "--store", place.root / store, "--out", place.out)
+    assert_refused(place, arguments, ARTIFACT, "holds no store of embeddings")
+
+
+def test_a_store_of_two_corpora_asks_which(place: Place) -> None:
+    corpus = place.write(
+        table(id=[f"x{i}" for i in range(ROWS)], e=list(numbers(4))), "b/b.parquet"
+    )
+    store = place.out / "store"
+    bad_input.succeed("encode", corpus, *EMBEDDED, "--store", store)
+    arguments = ("build", "--store", store, "--k", 2, "--out", place.out)
+    assert_refused(place, arguments, ARTIFACT, "2 corpora .*good.*name the corpus")
