@@ -1,4 +1,4 @@
-"""What the benchmarks count is what they say they count."""
+"""What the benchmarks count, and compare with, is what they say."""
 
 import re
 from pathlib import Path
@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import moments, results_file, small_codes_page
 from benchmarks.encoding_inputs import model_flops
+from benchmarks.spectral_tempering import spectral_tempering
 
 
 def test_operations_are_those_that_torch_counts() -> None:
@@ -60,3 +61,35 @@ def test_the_charts_of_small_codes_are_those_of_the_results() -> None:
     assert len(re.findall("<tr id=", page)) == len(rows) > 20
     for row in rows:
         assert f"{row['mean']:.2f}" in page, row["setting"]
+
+
+PLACES = np.arange(1.0, 61)
+# The knees of SNR are those of the package kneed 0.9.0 with S = 0.5, counted from 1.
+SPECTRA = {
+    "power law": (PLACES**-1.2, 7),
+    "exponential": (np.exp(-PLACES / 8) + 0.01, 17),
+    "two shoulders": (
+        np.r_[np.linspace(50, 44, 4), np.linspace(20, 18, 26), np.linspace(6, 1, 30)], 5
+    ),
+    "random": (np.sort(np.random.default_rng(0).exponential(size=60) ** 2)[::-1], 3),
+    "line": (100 - PLACES, 57),
+}  # fmt: skip
+# Kneedle takes no end of the curve for a knee.
+SHORT = {"concave": (np.array([9, 8.5, 7.5, 6, 4, 1]), None), "flat": (np.ones(6), None)}
+
+
+def by_formula(eigenvalues, k, knee):
+    noise = eigenvalues[int(0.9 * len(eigenvalues) + 1e-9) :].mean()
+    snr = [max(0, value / noise - 1) for value in eigenvalues]
+    at_knee = snr[(k // 2 if knee is None else knee) - 1]
+    return min(1, snr[k - 1] / at_knee) if at_knee > 1e-6 else 0
+
+
+@pytest.mark.parametrize("name", [*SPECTRA, *SHORT])
+@pytest.mark.parametrize("zeros", [0, 10])
+def test_the_exponent_is_that_of_the_formula(name, zeros):
+    eigenvalues, knee = (SPECTRA | SHORT)[name]
+    rank = len(eigenvalues)
+    for k in (2, 4, *(k for k in (8, 20, 40) if k < rank), rank):
+        found = spectral_tempering(np.r_[eigenvalues, np.zeros(zeros)], k)
+        assert found == pytest.approx(by_formula(eigenvalues, k, knee), abs=1e-6)
