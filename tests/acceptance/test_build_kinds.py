@@ -14,7 +14,6 @@ from transformers import AutoModel, AutoTokenizer
 
 import whiten_index
 from tests.acceptance.commands import done
-from tests.acceptance.random_corpora import RandomCorpus, make_corpus, recall, search_queries
 from tests.acceptance.truth import (
     MAX_LENGTH,
     SciFact,
@@ -24,7 +23,14 @@ from tests.acceptance.truth import (
     unit,
     whitening,
 )
-from tests.acceptance.vectors import COLUMNS, version_folder
+from tests.acceptance.vectors import (
+    COLUMNS,
+    RandomCorpus,
+    make_corpus,
+    recall,
+    search_queries,
+    version_folder,
+)
 
 DIM = 32
 Truth = Callable[[np.ndarray], np.ndarray]

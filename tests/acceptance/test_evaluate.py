@@ -12,9 +12,8 @@ import pytest
 from scipy.stats import pearsonr, spearmanr  # type: ignore[import-untyped]
 
 from tests.acceptance.commands import done, refused
-from tests.acceptance.random_corpora import read_trec
 from tests.acceptance.truth import MAX_LENGTH, SciFact, encode, ndcg, nearest, unit, whitening
-from tests.acceptance.vectors import COLUMNS
+from tests.acceptance.vectors import COLUMNS, read_trec
 
 ENCODER = ("--pooling", "mean", "--max-length", MAX_LENGTH)
 PAIRS, DROPPED, SIDES = 60, 7, ("sentence1", "sentence2")

@@ -13,9 +13,8 @@ from safetensors.numpy import load_file
 import pipelines.build_index
 import whiten_index
 from tests.acceptance.commands import done, run
-from tests.acceptance.random_corpora import RandomCorpus, make_corpus
 from tests.acceptance.truth import MAX_LENGTH, SciFact, encode, unit
-from tests.acceptance.vectors import COLUMNS, version_folder
+from tests.acceptance.vectors import COLUMNS, RandomCorpus, make_corpus, version_folder
 
 K = 6
 FILES = ("index.faiss", "documents.arrow", "whitening.safetensors")

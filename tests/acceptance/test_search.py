@@ -8,40 +8,44 @@ import pyarrow.parquet as pq
 import pytest
 
 import whiten_index
-from tests.acceptance import random_corpora
 from tests.acceptance.commands import done
-from tests.acceptance.random_corpora import RandomCorpus, read_trec, recall, search_queries
 from tests.acceptance.truth import MAX_LENGTH, SciFact, nearest, unit, whitening
-from tests.acceptance.vectors import COLUMNS, Vectors
+from tests.acceptance.vectors import (
+    COLUMNS,
+    RandomCorpus,
+    Vectors,
+    make_corpus,
+    read_trec,
+    recall,
+    search_queries,
+)
 
 K = 12
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> RandomCorpus:
-    return random_corpora.make_corpus(tmp_path_factory.mktemp("search"), 900, 24, seed=5)
+    return make_corpus(tmp_path_factory.mktemp("search"), 900, 24, seed=5)
+
+
+def whitened(corpus: RandomCorpus, folder: Path, *options: object) -> Path:
+    """Build an index; not to be changed."""
+    build = ("build", corpus.corpus, *COLUMNS, "--whiten", "whitening", "--k", K)
+    done(*build, *options, "--out", folder / "index")
+    return folder / "index"
 
 
 @pytest.fixture(scope="module")
 def exact(corpus: RandomCorpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An exact index that keeps years and languages; not to be changed."""
-    index = tmp_path_factory.mktemp("exact") / "index"
-    done(
-        "build", corpus.corpus, *COLUMNS, "--keep", "year", "--keep", "lang",
-        "--whiten", "whitening", "--k", K, "--factory", "Flat", "--out", index,
-    )  # fmt: skip
-    return index
+    """An exact index that keeps years and languages."""
+    keep = ("--keep", "year", "--keep", "lang")
+    return whitened(corpus, tmp_path_factory.mktemp("exact"), *keep, "--factory", "Flat")
 
 
 @pytest.fixture(scope="module")
 def coarse(corpus: RandomCorpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An index of four bytes a row, which misses many neighbours; not to be changed."""
-    index = tmp_path_factory.mktemp("coarse") / "index"
-    done(
-        "build", corpus.corpus, *COLUMNS, "--whiten", "whitening", "--k", K, "--factory", "PQ4",
-        "--out", index,
-    )  # fmt: skip
-    return index
+    """An index of four bytes a row, which misses many neighbours."""
+    return whitened(corpus, tmp_path_factory.mktemp("coarse"), "--factory", "PQ4")
 
 
 @pytest.fixture(scope="module")

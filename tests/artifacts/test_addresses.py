@@ -74,6 +74,13 @@ PLAIN = (
 )  # fmt: skip
 
 
+IN_A_BUCKET = (
+    ("build", "c.parquet", "--embedding-column", "e", "--out", "s3://bucket/x"),
+    ("build", "s3://bucket/c.parquet", "--embedding-column", "e", "--out", "x"),
+    ("search", "s3://bucket/x", "text"),
+)
+
+
 def commands(group: click.Group, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
@@ -225,11 +232,7 @@ def test_no_endpoint_has_a_secret(
 ) -> None:
     for endpoint in (f"http://user:{ESCAPED}@127.0.0.1:9", f"http://127.0.0.1:9/?sig={ESCAPED}"):
         monkeypatch.setenv(name, endpoint)
-        for command in (
-            ("build", "c.parquet", "--embedding-column", "e", "--out", "s3://bucket/x"),
-            ("build", "s3://bucket/c.parquet", "--embedding-column", "e", "--out", "x"),
-            ("search", "s3://bucket/x", "text"),
-        ):
+        for command in IN_A_BUCKET:
             result = run(*command)
             assert result.exit_code == 2, result.output
             assert name in result.output
@@ -257,11 +260,7 @@ def test_an_endpoint_that_is_no_address_is_not_quoted(
     work: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", form.format(ESCAPED))
-    for command in (
-        ("build", "c.parquet", "--embedding-column", "e", "--out", "s3://bucket/x"),
-        ("build", "s3://bucket/c.parquet", "--embedding-column", "e", "--out", "x"),
-        ("search", "s3://bucket/x", "text"),
-    ):
+    for command in IN_A_BUCKET:
         result = run(*command)
         assert result.exit_code in (2, 7), result.output
         require_no_leak(work, result.output)

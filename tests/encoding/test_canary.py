@@ -16,15 +16,14 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from tests.helpers import tiny_models
 from tests.helpers.api_builds import build, texts_of, write
+from tests.helpers.builds import build_texts
 from tests.helpers.code_models import forged
 from tests.helpers.embedding_server import EmbeddingServer
 from whiten_index import (
-    BuildConfig,
     CertifyConfig,
     MigrateConfig,
     PushConfig,
     UpdateConfig,
-    build_index,
     certify_index,
     load_encoder,
     migrate_index,
@@ -45,10 +44,8 @@ def model(tmp_path: Path) -> Path:
 
 
 def build_here(model: Path, **options: Any) -> Path:
-    folder = model.parent
-    given = {"corpus": str(folder / "c.parquet"), "text_columns": "text", "model": str(model)}
-    given |= {"out": str(folder / "index"), "whiten": "whitening", "k": 8, "factory": "Flat"}
-    return build_index(BuildConfig(**{**given, "threads": 1, **options})).out
+    out, corpus = options.pop("out", model.parent / "index"), model.parent / "c.parquet"
+    return build_texts(out, corpus, model, factory="Flat", threads=1, **options).out
 
 
 def manifest_of(index: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers.bad_input import fails, run, succeed
-from tests.helpers.builds import random_rows, write_rows
+from tests.helpers.builds import build_of, random_rows, write_rows
 from whiten_index import BuildConfig, UpdateConfig, build_index, open_index, update_index
 from whiten_index.errors import CorpusError
 
@@ -33,24 +33,19 @@ ODD = {
 }
 
 
-def write(folder: Path, kept: pa.Array, seed: int) -> None:
+def table(kept: pa.Array, seed: int) -> pa.Table:
     rows = np.random.default_rng(seed).standard_normal((ROWS, DIM)).astype(np.float32)
     embeddings = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), DIM)
-    folder.mkdir(exist_ok=True)
-    table = pa.table({"id": range(ROWS), "e": embeddings, "k": kept})
-    pq.write_table(table, folder / "f.parquet")
+    return pa.table({"id": range(seed * ROWS, (seed + 1) * ROWS), "e": embeddings, "k": kept})
 
 
 def test_categories_of_several_files_are_kept(tmp_path: Path) -> None:
     """The values of the column differ from file to file and from row group to row group."""
     for number in range(2):
         words = pa.array([f"word {row % 7} of {number}" for row in range(ROWS)])
-        write(tmp_path / f"c{number}", words.dictionary_encode(), seed=number)
-        table = pq.read_table(tmp_path / f"c{number}" / "f.parquet")
-        ids = pa.array(range(number * ROWS, (number + 1) * ROWS))
         (tmp_path / "c").mkdir(exist_ok=True)
         path = tmp_path / "c" / f"{number}.parquet"
-        pq.write_table(table.set_column(0, "id", ids), path, row_group_size=15)
+        pq.write_table(table(words.dictionary_encode(), seed=number), path, row_group_size=15)
     options: dict[str, Any] = {"embedding_column": "e", "id_column": "id", "keep": ("k",), "k": 4}
     out = tmp_path / "index"
     build_index(BuildConfig(corpus=(str(tmp_path / "c"),), out=str(out), **options))
@@ -63,13 +58,11 @@ def test_categories_of_several_files_are_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ODD)
 def test_it_is_kept_found_and_updated(name: str, tmp_path: Path) -> None:
     kept, expected = ODD[name]
-    corpus, out = tmp_path / "c", tmp_path / "index"
-    write(corpus, kept, seed=0)
-    options: dict[str, Any] = {"embedding_column": "e", "id_column": "id", "keep": ("k",), "k": 4}
-    build_index(BuildConfig(corpus=(str(corpus),), out=str(out), **options))
+    out = build_of(table(kept, seed=0), tmp_path, keep=("k",), k=4)
     assert open_index(out).bundle.documents.get(7) == {"id": 7, "k": expected}
     assert open_index(out).bundle.documents.get(ROWS - 1) == {"id": ROWS - 1, "k": expected}
-    write(corpus, kept, seed=1)
+    changed = table(kept, seed=0).set_column(1, "e", table(kept, seed=1)["e"])
+    pq.write_table(changed, tmp_path / "c.parquet")
     report = update_index(UpdateConfig(index=str(out)))
     assert report.to_json()["rows"]["changed"] == ROWS
     assert open_index(out).bundle.documents.get(7) == {"id": 7, "k": expected}
@@ -99,18 +92,13 @@ WORDS = pa.dictionary(pa.int32(), pa.string())
 def test_a_type_whose_bytes_stand_for_any_number_of_values_is_not_kept(
     kind: pa.DataType, value: Any, tmp_path: Path
 ) -> None:
-    kept = pa.array([value] * ROWS, kind)
-    write(tmp_path / "c", kept, seed=0)
-    options: dict[str, Any] = {"embedding_column": "e", "out": str(tmp_path / "index")}
-    options["keep"] = ("k",)
+    rows = table(pa.array([value] * ROWS, kind), seed=0)
     with pytest.raises(CorpusError, match=r"'k' .* is .*, which no index has; rewrite it"):
-        build_index(BuildConfig(corpus=(str(tmp_path / "c"),), **options))
-    options |= {"keep": (), "row_filter": "k != 'a'"}
+        build_of(rows, tmp_path, keep=("k",))
     with pytest.raises(CorpusError, match=r"which no index has; rewrite it .* and --filter"):
-        build_index(BuildConfig(corpus=(str(tmp_path / "c"),), **options))
+        build_of(rows, tmp_path, row_filter="k != 'a'")
 
 
-ROWS = 40
 NAMES = (
     "__row__", "score", "row", "columns", "text", "query", "a.b", "a`b", 'a"b', "a b", "#", "é", "",
     "$x", "row#", ".a", "_distance", "None", "lambda",

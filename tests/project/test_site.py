@@ -15,14 +15,6 @@ SITE = Path(__file__).parents[2] / "site"
 Open = Callable[..., Any]
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        yield playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-
-
 @pytest.fixture
 def open_page(browser: Any) -> Iterator[Open]:
     """Opens a page; a script that fails or a request to the network fails the test."""

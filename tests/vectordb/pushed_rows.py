@@ -43,19 +43,10 @@ class Rows:
     query_digest: str = "q1"
 
     @classmethod
-    def make(
-        cls,
-        size: int = 300,
-        *,
-        seed: int = 0,
-        k: int = K,
-        ids: pa.Array | None = None,
-        dtype: VectorDtype = "float32",
-        metric: Metric = "cosine",
-        **columns: pa.Array,
-    ) -> Rows:
+    def make(cls, size: int = 300, *, seed: int = 0, k: int = K, **more: Any) -> Rows:
+        """Rows of random vectors; ``more`` is as in ``of``."""
         vectors = np.random.default_rng(seed).standard_normal((size, k)).astype(np.float32)
-        return cls.of(vectors, ids=ids, dtype=dtype, metric=metric, **columns)
+        return cls.of(vectors, **more)
 
     @classmethod
     def of(
