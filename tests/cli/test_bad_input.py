@@ -42,8 +42,8 @@ from whiten_index.errors import CorpusError
 place = bad_input.place
 
 
-def with_value(position: int, value: Any, rows: int = ROWS) -> list[Any]:
-    return [value if i == position else list(row) for i, row in enumerate(numbers(rows=rows))]
+def with_value(position: int, value: Any) -> list[Any]:
+    return [value if i == position else list(row) for i, row in enumerate(numbers())]
 
 
 TABLES: dict[str, tuple[Callable[[], pa.Table], tuple[Any, ...], int, str]] = {

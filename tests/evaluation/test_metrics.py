@@ -96,10 +96,10 @@ def test_spearman_is_scipys(lists: tuple[list[float], list[float]]) -> None:
 METRICS = ("ndcg@10", "recall@20", "mrr@10", "map@20")
 
 
-def rankings(*, numbers: bool = False, queries: int = 40) -> list[Ranking]:
+def rankings(*, numbers: bool) -> list[Ranking]:
     rng = np.random.default_rng(3)
     made = []
-    for query in range(queries):
+    for query in range(40):
         documents = rng.permutation(200)[: int(rng.integers(1, 31))].tolist()
         scores = np.sort(rng.normal(size=len(documents)).astype(np.float32))[::-1].tolist()
         ids = documents if numbers else [f"d{i}" for i in documents]

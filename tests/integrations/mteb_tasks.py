@@ -17,15 +17,13 @@ class _Local:
         self.dataset, self.data_loaded = self.data, True
 
 
-def _task(
-    base: type, kind: str, main_score: str, data: Any, *, category: str = "t2t", **attributes: Any
-) -> Any:
+def _task(base: type, kind: str, main_score: str, data: Any, **attributes: Any) -> Any:
     metadata = TaskMetadata(
         dataset={"path": "local", "revision": "1"},
         name=f"Local{kind}",
         description="Made of local data.",
         type=kind,
-        category=category,
+        category="t2t",
         eval_langs=["eng-Latn"],
         main_score=main_score,
     )

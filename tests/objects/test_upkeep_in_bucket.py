@@ -54,9 +54,9 @@ def nights(work: Path, out: str, count: int = 3, **options: Any) -> None:
         update_index(UpdateConfig(index=out, refit="never"))
 
 
-def store_keys(s3: Any, bucket: str, kind: str = "segments") -> list[str]:
+def store_keys(s3: Any, bucket: str) -> list[str]:
     found = (key.split("/") for key in keys(s3, bucket, "index/store/"))
-    return sorted({parts[4] for parts in found if parts[3] == kind})
+    return sorted({parts[4] for parts in found if parts[3] == "segments"})
 
 
 def age(bucket: str, minutes: float = 11, *, of: str = "/.marks/") -> None:

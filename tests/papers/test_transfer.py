@@ -26,9 +26,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 GRID, GRID_OF_FOLDS = [0.25, 0.5, 1, 2, 4, 8], [0.5, 1, 2, 4, 8, 16, 32]
 
 
-def make_task(n=300, d=12, classes=2, seed=0):
+def make_task(classes=2, seed=0):
     return make_classification(
-        n, d, n_informative=6, n_classes=classes, flip_y=0.15, class_sep=0.6, random_state=seed
+        300, 12, n_informative=6, n_classes=classes, flip_y=0.15, class_sep=0.6, random_state=seed
     )
 
 

@@ -16,20 +16,16 @@ from whiten_index.pipeline.build import BuildReport
 from whiten_index.progress import Progress
 
 
-def text_corpus(folder: Path, words: Sequence[str], *, files: int = 2, rows: int = 40) -> str:
-    random = np.random.default_rng(20)
-    for file in range(files):
-        texts = [" ".join(random.choice(words, 6)) + f" {file} {i}" for i in range(rows)]
-        ids = [f"{file}-{i}" for i in range(rows)]
-        folder.mkdir(exist_ok=True)
-        table = pa.table({"id": ids, "text": texts, "year": range(rows)})
-        pq.write_table(table, folder / f"{file}.parquet")
-    return str(folder)
-
-
 @pytest.fixture
 def texts(tmp_path: Path, tiny_words: tuple[str, ...]) -> str:
-    return text_corpus(tmp_path / "corpus", tiny_words)
+    """A corpus of two files."""
+    folder, random = tmp_path / "corpus", np.random.default_rng(20)
+    folder.mkdir()
+    for file in range(2):
+        texts = [" ".join(random.choice(tiny_words, 6)) + f" {file} {i}" for i in range(40)]
+        table = {"id": [f"{file}-{i}" for i in range(40)], "text": texts, "year": range(40)}
+        pq.write_table(pa.table(table), folder / f"{file}.parquet")
+    return str(folder)
 
 
 def text_options(model: Path, **more: Any) -> dict[str, Any]:

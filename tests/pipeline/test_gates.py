@@ -31,11 +31,11 @@ from whiten_index.versions.published import DOCUMENTS
 DIM, K, ROWS = 24, 12, 1500
 
 
-def clustered(seed: int = 0, rows: int = ROWS) -> np.ndarray:
+def clustered() -> np.ndarray:
     """Rows around forty topics, thirty of them one and the same row."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     centres = rng.normal(size=(40, DIM))
-    made = centres[rng.integers(0, 40, rows)] + 0.4 * rng.normal(size=(rows, DIM))
+    made = centres[rng.integers(0, 40, ROWS)] + 0.4 * rng.normal(size=(ROWS, DIM))
     made[100:130] = made[100:101]
     return made.astype(np.float32)
 

@@ -32,10 +32,10 @@ ROWS, DIM, K = 900, 16, 6
 DOT = {"similarity": "dot", "store_dtype": "float32", "threads": 1}
 
 
-def lengthy(seed: int, rows: int = ROWS, *, scale: float = 20.0) -> np.ndarray:
+def lengthy(seed: int, rows: int = ROWS) -> np.ndarray:
     """Rows around a mean, whose lengths differ eightfold: their cosines rank otherwise."""
     lengths = np.random.default_rng(seed).uniform(0.25, 2.0, (rows, 1))
-    return (random_rows(seed, rows=rows, dim=DIM, mean=0.5) * lengths * scale).astype(np.float32)
+    return (random_rows(seed, rows=rows, dim=DIM, mean=0.5) * lengths * 20).astype(np.float32)
 
 
 DOCUMENTS, QUERIES = lengthy(1), lengthy(2, 20)

@@ -232,18 +232,12 @@ def test_digests_that_do_not_fit_are_damage(store, size):
         store.digests(replace(as_part("0" * 32, 40), digests=name))
 
 
-def make_record(source="a.parquet", parts=3, **skipped):
-    left_out = dict.fromkeys(("embedding_column", "row_filter", "limit"))
-    return CorpusRecord(
-        {"sources": [source], "text_columns": ["text"], **left_out},
-        tuple(CorpusPart(f"{i:032x}", f"{i + 7:032x}", 10 * i, 11 * i, i, 0) for i in range(parts)),
-        skipped,
-    )
-
-
 @pytest.fixture
 def record_file(store):
-    store.save_corpus(make_record(empty=4))
+    source = {"sources": ["a.parquet"], "text_columns": ["text"]}
+    source |= dict.fromkeys(("embedding_column", "row_filter", "limit"))
+    parts = (CorpusPart(f"{i:032x}", f"{i + 7:032x}", 10 * i, 11 * i, i, 0) for i in range(3))
+    store.save_corpus(CorpusRecord(source, tuple(parts), {"empty": 4}))
     (path,) = store.folder.rglob("corpora/*.json")
     return path
 
