@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,28 +15,13 @@ from tests.acceptance.truth import SciFact, encode, nearest, whitening
 from tests.acceptance.vectors import K, Place, Vectors, checksums, some
 
 
-@dataclass(frozen=True)
-class Indexed(Place):
-    """A corpus of 400 rows in two files, and the index that was built from it."""
-
-    def change(self) -> Vectors:
-        """Change, remove and add rows in both files; return all rows in their new order."""
-        kept, gone, changed = self.rows[:150], self.rows[150:160], self.rows[160:165].moved()
-        assert len(gone) == 10
-        one = kept + changed + self.rows[165:200]
-        two = self.rows[200:] + some(12, "new")
-        one.write(self.corpus / "a.parquet")
-        two.write(self.corpus / "b.parquet")
-        return one + two
-
-
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Indexed:
-    return Indexed(tmp_path_factory.mktemp("made") / "work", some(400)).made()
+def made(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return Place(tmp_path_factory.mktemp("made") / "work", some(400)).made()
 
 
 @pytest.mark.parametrize("refit", ["never", "always"])
-def test_searches_equal_brute_force_over_the_new_corpus(place: Indexed, refit: str) -> None:
+def test_searches_equal_brute_force_over_the_new_corpus(place: Place, refit: str) -> None:
     """Rows are whitened by the old rows' moments or, where it is fitted again, by all of today's.
 
     The latter come from those of the old rows, less what left, plus what came.
@@ -52,7 +36,7 @@ def test_searches_equal_brute_force_over_the_new_corpus(place: Indexed, refit: s
     place.assert_searches(today, fitted=fitted)
 
 
-def test_an_unchanged_corpus_publishes_nothing(place: Indexed) -> None:
+def test_an_unchanged_corpus_publishes_nothing(place: Place) -> None:
     before, version = checksums(place.index / "versions"), place.published()
     report = json.loads(done("update", place.index, "--json"))
     assert (report["up_to_date"], report["rows"]["unchanged"]) == (True, 400)
@@ -63,7 +47,7 @@ def test_an_unchanged_corpus_publishes_nothing(place: Indexed) -> None:
     assert place.published() == version
 
 
-def test_rows_that_come_back_are_not_encoded_again(place: Indexed) -> None:
+def test_rows_that_come_back_are_not_encoded_again(place: Place) -> None:
     away = place.work / "b.parquet"
     (place.corpus / "b.parquet").rename(away)
     options = ("--refit", "never", "--max-shrink", 0.6)
@@ -76,7 +60,7 @@ def test_rows_that_come_back_are_not_encoded_again(place: Indexed) -> None:
     place.assert_searches(place.rows, fitted=place.rows)
 
 
-def test_rows_without_ids_are_named_by_their_places(place: Indexed) -> None:
+def test_rows_without_ids_are_named_by_their_places(place: Place) -> None:
     """Rows are told apart by their content; what did not change is not encoded again."""
     index = place.work / "places"
     options = ("--whiten", "whitening", "--k", K, "--factory", "Flat", "--out", index)
@@ -89,7 +73,7 @@ def test_rows_without_ids_are_named_by_their_places(place: Indexed) -> None:
     place.assert_searches(Vectors(names, now.rows), fitted=place.rows, index=index)
 
 
-def test_the_changes_are_listed_for_a_copy_elsewhere(place: Indexed) -> None:
+def test_the_changes_are_listed_for_a_copy_elsewhere(place: Place) -> None:
     base = place.published()
     titles = place.rows[200:].titles()
     titles[3] = "another title"
@@ -114,7 +98,7 @@ def test_the_changes_are_listed_for_a_copy_elsewhere(place: Indexed) -> None:
     assert (shown["d203"], shown["d204"]) == ("another title", "title of d204")
 
 
-def test_drift_is_measured_and_the_transform_fitted_again(place: Indexed) -> None:
+def test_drift_is_measured_and_the_transform_fitted_again(place: Place) -> None:
     """The divergence is that of two Gaussians, of today's rows and of those at the fit."""
     moved = Vectors(place.rows.ids, place.rows.rows.copy())
     moved.rows[:200] *= 1.5
@@ -137,7 +121,7 @@ def test_drift_is_measured_and_the_transform_fitted_again(place: Indexed) -> Non
     place.assert_searches(moved + some(1, "new"))
 
 
-def test_rows_of_the_same_distribution_keep_the_transform(place: Indexed) -> None:
+def test_rows_of_the_same_distribution_keep_the_transform(place: Place) -> None:
     today = place.rows[40:] + some(40, "new")
     place.write(today)
     report = json.loads(done("update", place.index, "--json"))
@@ -193,7 +177,7 @@ def write_canaries(path: Path, queries: np.ndarray, expected: Sequence[Sequence[
     ids=["shrink", "growth"],
 )
 def test_far_fewer_or_more_rows_are_kept_back_until_it_is_meant(
-    place: Indexed, rows: slice, wide: tuple[str, float]
+    place: Place, rows: slice, wide: tuple[str, float]
 ) -> None:
     today = place.rows[rows] if rows.stop else place.rows + some(500, "new")
     place.write(today)
@@ -212,14 +196,14 @@ def test_far_fewer_or_more_rows_are_kept_back_until_it_is_meant(
     place.assert_searches(today, fitted=place.rows)
 
 
-def test_a_version_that_is_too_large_is_kept_back(place: Indexed) -> None:
+def test_a_version_that_is_too_large_is_kept_back(place: Place) -> None:
     place.change()
     version = place.published()
     assert "--max-bytes" in refused(9, "update", place.index, "--max-bytes", "1KiB")
     assert place.published() == version
 
 
-def test_canaries_that_do_not_find_their_documents_keep_a_version_back(place: Indexed) -> None:
+def test_canaries_that_do_not_find_their_documents_keep_a_version_back(place: Place) -> None:
     today = place.change()
     queries, version = some(3, "query").rows, place.published()
     # Rows that the change leaves as they are.
@@ -236,7 +220,7 @@ def test_canaries_that_do_not_find_their_documents_keep_a_version_back(place: In
     place.assert_searches(today, fitted=place.rows)
 
 
-def test_a_corpus_that_was_rolled_back_is_not_published_again(place: Indexed) -> None:
+def test_a_corpus_that_was_rolled_back_is_not_published_again(place: Place) -> None:
     today, first = place.change(), place.published()
     done("update", place.index, "--refit", "never")
     second = place.published()

@@ -62,6 +62,14 @@ class Place:
         """Let the corpus have these rows."""
         write_corpus(self.corpus, rows)
 
+    def change(self) -> Vectors:
+        """Change 5 of 400 rows, remove 10 and add 12; return all rows in their new order."""
+        one = self.rows[:150] + self.rows[160:165].moved() + self.rows[165:200]
+        two = self.rows[200:] + some(12, "new")
+        one.write(self.corpus / "a.parquet")
+        two.write(self.corpus / "b.parquet")
+        return one + two
+
     def search(
         self, queries: np.ndarray, *options: object, top_k: int = 10
     ) -> list[list[tuple[str, float]]]:
