@@ -128,18 +128,20 @@ def test_embeddings_that_are_written_again_are_told(tmp_path: Path, command: str
     assert "were damaged, and were written again" in stderr
 
 
+@pytest.mark.parametrize("name", ["trained.faiss", "000000000000.npz"])
 def test_a_part_of_an_index_that_changed_between_workers_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     def spoil(_: SerialExecutor, function: Callable[[Any], Any], items: Iterable[Any]) -> Any:
-        for trained in tmp_path.rglob("trained.faiss"):
-            flip(trained)
-        return map(function, items)
+        done = list(map(function, items))
+        for part in tmp_path.rglob(name):
+            flip(part)
+        return iter(done)
 
     monkeypatch.setattr(SerialExecutor, "remote", True)
     monkeypatch.setattr(SerialExecutor, "map", spoil)
     corpus = write_rows(tmp_path / "c.parquet", random_rows())
-    with pytest.raises(ArtifactError, match=r"trained\.faiss is damaged; check its disk"):
+    with pytest.raises(ArtifactError, match=f"{name} is damaged; check its disk"):
         build(tmp_path / "index", corpus, factory="IVF4,Flat")
     assert not list((tmp_path / "index" / "versions").iterdir())
 

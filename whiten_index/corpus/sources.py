@@ -283,13 +283,16 @@ def _secrets_of(settings: Any, *, secret: bool = False) -> Iterator[str]:
     if isinstance(settings, dict):
         for name, inside in settings.items():
             named = _SECRET_NAME.search(str(name)) is not None
-            yield from _secrets_of(inside, secret=secret or named)
+            if str(name).lower() not in _HARMLESS:
+                yield from _secrets_of(inside, secret=secret or named)
     elif secret and isinstance(settings, list | tuple):
         for inside in settings:
             yield from _secrets_of(inside, secret=True)
     elif secret and isinstance(settings, str):
-        # A server may quote a part: of "Bearer KEY" or "session=KEY; theme=dark" the key.
-        yield from (settings, *re.split(r'[\s=;,:"]+', settings))
+        # A server may quote a part: of "Bearer KEY" or "session=KEY; theme=dark" the key. Plain
+        # words are left, since they may be in any message.
+        parts = re.split(r'[\s=;,:"]+', settings)
+        yield from (settings, *(part for part in parts if not part.isalpha()))
 
 
 def _misconfigured(error: BaseException) -> ConfigError:

@@ -115,6 +115,12 @@ def require_alike(recorded: Spec, now: Spec) -> None:
         _LOG.warning("%s has changed a little: %s", now.described, found)
 
 
+def is_alike(before: NDArray[np.float32], after: NDArray[np.float32]) -> bool:
+    """Return whether embeddings (m, d) of the same texts, none of zeros, are of one model."""
+    unit = [each / np.linalg.norm(each, axis=1, keepdims=True) for each in (before, after)]
+    return _least_cosine(unit[0].astype(float), unit[1].astype(float), _LEAST_LENGTH) >= _SAME
+
+
 def _least_cosine(before: NDArray[np.float64], after: NDArray[np.float64], least: float) -> float:
     """Return the least cosine of rows, less the mean of those ``before``.
 

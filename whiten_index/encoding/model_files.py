@@ -35,8 +35,9 @@ from whiten_index.errors import (
 
 # Files that no loader reads.
 NO_CONTENT = (".*", "*.md", "LICENSE", "LICENSE.txt", "NOTICE", "*.png", "*.jp*g", "*.pyc")
-# Manifest of a model that was trained here.
+# Manifest of a model that was trained here, and what no loader reads of it.
 TRAINED = Schema("trained model", 1, Described)
+CURVES_FILE, RUN = OF_TRAINING = "curves.csv", "training.json"
 
 
 class NotRunError(EncoderError):

@@ -31,6 +31,7 @@ from whiten_index.encoding.config_checks import LAYERS, WIDTHS, named_in, refuse
 from whiten_index.encoding.encoder_config import EMBEDDED
 from whiten_index.encoding.model_files import (
     NO_CONTENT,
+    OF_TRAINING,
     TRAINED,
     Dense,
     FolderModule,
@@ -367,13 +368,13 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
 
 def _require_as_trained(folder: Path) -> None:
     """Check the files of a model that was trained here; its name and description may change."""
-    if read_object(folder / MANIFEST).get("kind") == TRAINED.kind:
+    if is_file(folder / MANIFEST) and read_object(folder / MANIFEST).get("kind") == TRAINED.kind:
         remedy = f"restore it, or remove {folder / MANIFEST} if you changed it"
         fields = read_manifest(folder, TRAINED, remedy=remedy)
         names = [
             name
             for name in fields["files"]
-            if not any(fnmatchcase(name, each) for each in NO_CONTENT)
+            if not any(fnmatchcase(name, each) for each in (*NO_CONTENT, *OF_TRAINING))
         ]
         check_files(folder, fields, content=True, names=names, remedy=remedy)
 

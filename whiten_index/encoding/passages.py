@@ -72,8 +72,8 @@ class PassageSplitter:
         return [spans for chunk in chunks(texts) for spans in self._split(chunk)]
 
     def _split(self, texts: list[str]) -> list[list[Span]]:
-        encodings = self._backend.encode_batch(texts, add_special_tokens=False)
-        offsets = [encoding.offsets for encoding in encodings]
+        encode = self._backend.encode_batch
+        offsets = [encoding.offsets for encoding in encode(texts, add_special_tokens=False)]
         rooms = [self.room] * len(texts)
         found: list[list[Span]] = [[] for _ in texts]
         pending = list(range(len(texts)))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.encoding.canary import CANARY, encode_canary, require_alike
+from whiten_index.encoding.canary import CANARY, encode_canary, is_alike, require_alike
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.endpoint import Endpoint, TooMuchError
 from whiten_index.encoding.spec import RemoteSpec
@@ -28,7 +28,6 @@ _LONG_SECONDS = 10
 # What came of a window is saved after so many texts, if that takes a fifth of the time at most: a
 # process that is killed loses little, and segments stay large.
 _SAVED_EVERY, _SAVING_SHARE = 1024, 0.2
-_CANARY_TOKENS = sum(len(text.encode()) for text in CANARY)
 
 
 @dataclass(slots=True)
@@ -122,12 +121,12 @@ class _Gate:
 class _Meter:
     """Tokens and money; no request is sent that could cost more than is left."""
 
-    def __init__(self, price: float | None, most: float | None) -> None:
+    def __init__(self, price: float | None, most: float | None, canary: int) -> None:
         self.price, self._most = price, most / price * 1e6 if price and most is not None else None
         self.tokens = self.bytes = self.requests = self.repeated = 0
         # Tokens that may have been charged too, first those of the canary, now and at the next
         # check; and those of requests under way.
-        self._lost, self._held = 2 * _CANARY_TOKENS, 0
+        self._canary, self._lost, self._held = canary, 2 * canary, 0
         self._changed = threading.Condition()
 
     @property
@@ -159,7 +158,7 @@ class _Meter:
     def check(self) -> None:
         """Count a check of the canary, for which there was room, and leave room for the next."""
         with self._changed:
-            self._lost += _CANARY_TOKENS
+            self._lost += self._canary
 
     def _fits(self, more: int) -> bool:
         spent = self.tokens + self._lost + self._held
@@ -199,7 +198,8 @@ class RemoteEncoder(WindowEncoder):
 
     def __init__(self, spec: RemoteSpec, config: EncoderConfig) -> None:
         self.spec = spec
-        self._gate, self.meter = _Gate(), _Meter(config.price, config.max_cost)
+        canary = sum(_size(spec.document_prompt + text) for text in CANARY)
+        self._gate, self.meter = _Gate(), _Meter(config.price, config.max_cost, canary)
         self._endpoint = Endpoint(config, enter=self._gate.enter, leave=self._gate.leave)
         self._pool = ThreadPoolExecutor(_MOST_AT_ONCE + _BUILT_AHEAD, "request")
         self._most_texts = _MOST_TEXTS
@@ -245,6 +245,7 @@ class RemoteEncoder(WindowEncoder):
         found = np.empty((len(texts), self.dim), np.float32)
         found[:saved] = np.reshape(prepared.known, (saved, self.dim))
         ran = RemoteRun(prepared, found, [saved], stopped)
+        saved = self._still_known(ran, saved)
         tell, told = advance or (lambda _: None), 0
         rows, saving = len(prepared.texts), 0.0
         since = time.monotonic()
@@ -282,6 +283,22 @@ class RemoteEncoder(WindowEncoder):
         tell(rows - told)
         return ran
 
+    def _still_known(self, ran: RemoteRun, known: int) -> int:
+        """Return how many of the first texts are known, after asking for the last ones again.
+
+        A model that had changed when the run was interrupted may be the old one by now.
+        """
+        last = slice(max(known - len(CANARY), 0), known)
+        if known:
+            before, most = ran.embeddings[last].copy(), self._hold(ran.window, last)
+            try:
+                self._ask(ran, last, most)
+            finally:
+                self.meter.settle(most)
+            if not is_alike(before, ran.embeddings[last]):
+                ran.window, ran.stops, known = replace(ran.window, known=()), [0], 0
+        return known
+
     def collect(self, ran: RemoteRun) -> Encoded:
         """Wait for the last requests of a window; return its embeddings in order.
 
@@ -302,7 +319,7 @@ class RemoteEncoder(WindowEncoder):
             require_alike(self.spec, again)
         except EncoderError:
             if ran.save is not None:
-                ran.save(ran.embeddings[:0])  # some may be of the other model
+                ran.save(ran.embeddings[:0])  # forget them: some may be of the other model
             raise
         return Encoded(
             embeddings=ran.embeddings[window.places],

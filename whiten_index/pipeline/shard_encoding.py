@@ -264,10 +264,13 @@ class ShardWork(Work):
             in_rows = _in_rows(advance, rows=rows, texts=len(state.prepared.texts))
 
             def save(found: NDArray[np.float32]) -> None:
+                state.saved = len(found) > 0
+                if not state.saved:
+                    self.store.results.forget_unfinished(state.key)
+                    return
                 kept: dict[str, NDArray[Any]] = {"digests": order[: len(found)]}
                 kept["embeddings"] = found
                 self.store.results.save_sample(state.key, kept, UNFINISHED)
-                state.saved = True
 
             state.ran = encoder.run(state.prepared, advance=in_rows, stopped=save)
             state.counts.out_of_memory = state.ran.out_of_memory

@@ -25,7 +25,7 @@ from whiten_index.corpus.corpus_config import CorpusConfig
 from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.load_encoder import local_model, require_local
-from whiten_index.encoding.model_files import TRAINED
+from whiten_index.encoding.model_files import CURVES_FILE, RUN, TRAINED
 from whiten_index.encoding.models import ENCODER_CLASSES, ModelFolder
 from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.errors import ConfigError, CorpusError, require_config, require_installed
@@ -36,7 +36,6 @@ from whiten_index.training.training_config import BEST, CURVES, POOLINGS, Traini
 if TYPE_CHECKING:
     from whiten_index.training.trainer import Score
 
-RUN, CURVES_FILE = "training.json", "curves.csv"
 _PLACE_BYTES, _KEY_BYTES = 8, 40  # of a text in the list, and as a key
 _files = functools.partial(manifest.listed_files, schema=TRAINED)
 _WHAT, _REMEDY = "a trained model", "remove it to train from the start"

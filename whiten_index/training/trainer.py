@@ -51,6 +51,7 @@ class _Checkpoint(Described):
 
 
 _SCHEMA = Schema("checkpoint", 1, _Checkpoint)
+_OF_WRITER = re.compile("inline_container|iostream|Parent directory")
 
 
 # Losses since the last row of the curves, and those rows.
@@ -257,7 +258,7 @@ def written(folder: Path) -> Iterator[None]:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
         # torch reports where its writer failed. Its other errors are of the device.
-        of_device = isinstance(error, RuntimeError) and "inline_container" not in str(error)
+        of_device = isinstance(error, RuntimeError) and not _OF_WRITER.search(str(error))
         if of_device or is_out_of_memory(error):
             raise
         raise StorageError(
