@@ -239,7 +239,7 @@ def _members(node: ast.expr, column: pa.DataType | None) -> list[Any] | pa.Array
         held = [each for each in fitting if each is None or not most < abs(each) < math.inf]
         return [*held, *((0.0, -0.0) if 0 in held else ())]
     # Whole numbers and others, of which the column's type would make one kind.
-    mixed = column is None and {type(each) for each in fitting} == {int, float}
+    mixed = column is None and {type(each) for each in fitting} >= {int, float}
     return fitting[:1] if mixed else fitting
 
 

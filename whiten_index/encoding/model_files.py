@@ -56,18 +56,18 @@ class NotRunError(EncoderError):
         self.reason = reason
 
 
-def read_json(path: Path, **limit: int) -> Any:
-    """Return the value in a JSON file; see ``read_bounded``."""
+def read_json(path: Path) -> Any:
+    """Return the value in a JSON file."""
     try:
         with reading(path):
-            return load_json(read_bounded(path, **limit).decode())
+            return load_json(read_bounded(path).decode())
     except (OSError, ValueError) as error:
         raise EncoderError(f"{path} cannot be read ({error}); restore the model folder") from error
 
 
-def read_object(path: Path, **limit: int) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file; empty without a file, or if it holds no object."""
-    value = read_json(path, **limit) if exists(path) else {}
+    value = read_json(path) if exists(path) else {}
     return value if isinstance(value, dict) else {}
 
 

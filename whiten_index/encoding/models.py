@@ -50,6 +50,7 @@ from whiten_index.encoding.model_files import (
     require_readable,
     weight_files,
 )
+from whiten_index.encoding.tokenization import loading_model
 from whiten_index.errors import EncoderError, require_installed
 from whiten_index.paths import at_home, shown
 
@@ -76,7 +77,7 @@ _OF_TRAINING = re.compile(r"runs|checkpoint-\d+")
 _VOLATILE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")
 UNLIMITED = 1 << 30
 MODEL2VEC = "model2vec"
-_LONGEST_STATIC, _TOKENIZER_BYTES = 1 << 20, 256 << 20
+_LONGEST_STATIC = 1 << 20
 _STATIC_LENGTH = 512  # tokens that model2vec reads of a text, unless its config.json says
 _ELSEWHERE = re.compile(r"""--|['"][/.]""")  # another repository, or a path, in names of classes
 # These count positions from the padding index on, which is 1 unless they say so.
@@ -453,8 +454,11 @@ def _static_length(root: Path, config: dict[str, Any]) -> int:
     if config.get("model_type") == MODEL2VEC:
         length = config.get("max_length", _STATIC_LENGTH)
     else:
-        tokenizer = read_object(root / "tokenizer.json", limit=_TOKENIZER_BYTES)
-        length = (tokenizer.get("truncation") or {}).get("max_length")
+        from tokenizers import Tokenizer
+
+        with loading_model(f"the tokenizer in {root}", root):
+            cut = Tokenizer.from_file(str(root / "tokenizer.json")).truncation
+        length = cut["max_length"] if cut else None
     if length is not None and int(length) < 1:
         raise ValueError(f"max_length is {length}")
     return _LONGEST_STATIC if length is None else min(int(length), _LONGEST_STATIC)
