@@ -109,7 +109,7 @@ def test_a_run_that_is_killed_asks_for_the_rest_alone(tmp_path: Path) -> None:
         assert sum(server.answered.values()) > 0.9 * len(texts)
         server.answered.clear()
         report = encode(tmp_path, server.url)
-        asked = sum(server.answered.values()) - 36
+        asked = sum(server.answered.values()) - 24
     # The last tenth, what came since it was saved last, and what was under way. It is saved every
     # 1,024 texts, and less often where saving takes long.
     assert 250 <= asked <= 0.9 * len(texts)
@@ -128,8 +128,8 @@ def test_no_more_is_spent_than_the_user_allows(tmp_path: Path, server: Embedding
     assert 0.3 * total < server.charged <= 0.5 * total
     report = encode(tmp_path, server.url, price=price, max_cost=2 * total * price / 1e6)
     assert report.counts.encoded + report.counts.reused == len(texts)
-    # The last that came are asked for again.
-    assert sum(server.answered[text] for text in texts) == len(texts) + 12
+    # Of what came, one in 64 is asked for again.
+    assert len(texts) < sum(server.answered[text] for text in texts) <= len(texts) * 1.02
 
 
 def test_a_model_that_changes_in_mid_build_is_published_nowhere(tmp_path: Path) -> None:

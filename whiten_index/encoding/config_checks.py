@@ -89,7 +89,7 @@ def refuse_sizes(name: str, config: Mapping[str, Any]) -> None:
     families = list(named_in(config, "model_type"))
     tabled, windowed = (any(each in of for each in families) for of in (_TABLED, _WINDOWED))
     widths = (each for each in named_in(config, *WIDTHS, "emb_dim") if isinstance(each, int))
-    rows = _TABLE_NUMBERS // max(_TABLE_WIDTH, *widths)
+    rows = _TABLE_NUMBERS // max([_TABLE_WIDTH, *widths])
     for what, (keys, most) in _LIMITS.items():
         if what.startswith("tokens") and not windowed:
             continue

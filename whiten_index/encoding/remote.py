@@ -28,6 +28,7 @@ _LONG_SECONDS = 10
 # What came of a window is saved after so many texts, if that takes a fifth of the time at most: a
 # process that is killed loses little, and segments stay large.
 _SAVED_EVERY, _SAVING_SHARE = 1024, 0.2
+_ASKED_AGAIN = 64  # of so many known texts one: most requests have more
 
 
 @dataclass(slots=True)
@@ -284,18 +285,18 @@ class RemoteEncoder(WindowEncoder):
         return ran
 
     def _still_known(self, ran: RemoteRun, known: int) -> int:
-        """Return how many of the first texts are known, after asking for the last ones again.
+        """Return how many of the first texts are known, after asking for some of them again.
 
         A model that had changed when the run was interrupted may be the old one by now.
         """
-        last = slice(max(known - len(CANARY), 0), known)
+        some = slice((known - 1) % _ASKED_AGAIN, known, _ASKED_AGAIN)
         if known:
-            before, most = ran.embeddings[last].copy(), self._hold(ran.window, last)
+            before, most = ran.embeddings[some].copy(), self._hold(ran.window, some)
             try:
-                self._ask(ran, last, most)
+                self._ask(ran, some, most)
             finally:
                 self.meter.settle(most)
-            if not is_alike(before, ran.embeddings[last]):
+            if not is_alike(before, ran.embeddings[some]):
                 ran.window, ran.stops, known = replace(ran.window, known=()), [0], 0
         return known
 
@@ -379,8 +380,8 @@ class RemoteEncoder(WindowEncoder):
         except TooMuchError:
             half = (len(texts) + 1) // 2
             self._most_texts = min(self._most_texts, half)
-            middle = rows.start + half
-            parts = slice(rows.start, middle), slice(middle, rows.stop)
+            middle = rows.start + half * (rows.step or 1)
+            parts = slice(rows.start, middle, rows.step), slice(middle, rows.stop, rows.step)
             return sum(self._ask(ran, part, most) for part in parts)
         self._gate.grow()
         size = sum(map(_size, texts))

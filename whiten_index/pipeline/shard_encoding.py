@@ -244,6 +244,7 @@ class ShardWork(Work):
             texts_name = digests_name(np.concatenate([shard.digests for shard in state.shards]))
             state.key = {"texts": texts_name, "version": __version__, **encoder.runtime}
             kept = self.store.results.sample(state.key, _KEPT, UNFINISHED)
+            state.saved = kept is not None
             if kept is not None and kept["embeddings"].shape[1] == self.store.dim:
                 rows = {digest.tobytes(): row for row, digest in enumerate(kept["digests"])}
                 found = (rows.get(digest.tobytes(), -1) for digest in state.order)
@@ -295,7 +296,7 @@ class ShardWork(Work):
                 part = self._keep(shard, encoded, slice(start, stop), counts)
                 state.parts.append((part, shard.batch.skipped))
                 start = stop
-            if encoded is not None and (encoded.known or state.saved):
+            if state.saved:
                 self.store.results.forget_unfinished(state.key)
         state.shards, state.ran = [], None
         return state
