@@ -31,7 +31,7 @@ TEXTS = ["the cat sat on the mat", "a dog ran", "the queen walks and sang", "a d
 
 
 def saved(folder: Path, kind: str) -> Path:
-    """Save a model with a convolution, or with a module each for queries and documents."""
+    """Save a model with a convolution, or with modules each for queries and documents."""
     return Path(shutil.copytree(f"{_saved_once(kind).name}/model", folder / "model"))
 
 
@@ -44,6 +44,11 @@ def _saved_once(kind: str) -> tempfile.TemporaryDirectory[str]:
     transformer = Transformer(str(tiny_models.bert(folder / "bert")))
     if kind == "cnn":
         steps = [transformer, CNN(tiny_models.DIM, 8), Pooling(24), Normalize()]
+    elif kind == "router first":
+        halves = [
+            [transformer, Pooling(tiny_models.DIM, pooling_mode=each)] for each in ("cls", "max")
+        ]
+        steps = [Router.for_query_document(*halves)]
     else:
         halves = [[Dense(tiny_models.DIM, 16)], [Dense(tiny_models.DIM, 16)]]
         steps = [transformer, Pooling(tiny_models.DIM), Router.for_query_document(*halves)]
@@ -75,7 +80,7 @@ def edit_module(folder: Path, **changes: str) -> None:
     tiny_models.write_json(folder / "modules.json", modules)
 
 
-@pytest.mark.parametrize("kind", ["cnn", "router"])
+@pytest.mark.parametrize("kind", ["cnn", "router", "router first"])
 def test_embeddings_are_those_of_sentence_transformers(tmp_path: Path, kind: str) -> None:
     folder = saved(tmp_path, kind)
     encoder = load(folder)

@@ -434,8 +434,10 @@ def _common(
     prompts = {key: value or "" for key, value in (settings.get("prompts") or {}).items()}
     # Raises for what is no text, or has half a surrogate pair.
     "".join(prompts.values()).encode()
-    if settings.get("default_prompt_name") in prompts:
-        prompts["default"] = prompts[settings["default_prompt_name"]]
+    if (default := settings.get("default_prompt_name")) in prompts:
+        prompts["default"] = prompts[default]
+    elif default not in (None, "query", "document"):
+        raise ValueError(f"default_prompt_name {shown(default)} names no prompt")
     normalizes = len(modules) > 1 and modules[-1].kind == "Normalize"
     # Unit vectors rank alike by all similarities.
     similarity = "cosine" if normalizes else str(settings.get("similarity_fn_name") or "cosine")
