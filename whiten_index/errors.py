@@ -314,6 +314,9 @@ def _secrets() -> set[str]:
         if _SECRET_VARIABLE.search(name) and name not in _NO_SECRETS:
             # A token of Milvus is USER:PASSWORD.
             found |= {value.strip(), value.strip().rpartition(":")[2]}
+        if name.endswith("_HEADERS"):
+            # Lines of OPENAI_CUSTOM_HEADERS, which is sent to an endpoint.
+            found |= {line.partition(":")[2].strip() for line in value.splitlines()}
         # The scheme of a proxy may be left out.
         proxy = name.lower().endswith("_proxy") and "://" not in value
         for whole in _USER_INFO.findall(f"://{value}" if proxy else value):

@@ -400,6 +400,10 @@ def test_a_key_is_in_no_file_and_no_message(
         with pytest.raises(ConfigError, match="has a password before the @") as refusal:
             encode(tmp_path, None)
         assert "a-password" not in str(refusal.value)
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url.replace("/v1", f"/{key}/v1"))
+        with pytest.raises(ConfigError, match="has the key in the variable") as refusal:
+            encode(tmp_path, None)
+        assert key not in str(refusal.value)
         # The server repeats a wrong key in its error.
         monkeypatch.setenv("OPENAI_API_KEY", "sk-wrong-one")
         with pytest.raises(

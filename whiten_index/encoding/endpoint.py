@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from email.utils import parsedate_to_datetime
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ from whiten_index.encoding.encoder_config import REMOTE, EncoderConfig
 from whiten_index.encoding.spec import BASE_URL, OPENAI_URL, RemoteSpec
 from whiten_index.errors import ConfigError, EncoderError, first_line, require_installed
 
-_KEY = "OPENAI_API_KEY"
+_KEY, _LEAST_KEY = "OPENAI_API_KEY", 6
 _SESSION_SECONDS = 300  # for which a model counts as the one that was asked
 _TIMEOUT_SECONDS, _TRIES, _MOST_WAITED = 300, 8, 600.0
 _QUERY_SECONDS = 30
@@ -75,6 +76,11 @@ class Endpoint:
             raise ConfigError(
                 f"{config.model} needs a key of OpenAI in the variable {_KEY}; set it, or name "
                 "another endpoint with --base-url"
+            )
+        if len(self._key) >= _LEAST_KEY and self._key in unquote(self.url):
+            raise ConfigError(
+                f"the address of the endpoint has the key in the variable {_KEY}, and would be "
+                f"stored and shown; leave the key out of --base-url, or of {BASE_URL}"
             )
         self._name, self._config = str(config.model).removeprefix(REMOTE), config
 
