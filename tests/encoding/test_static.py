@@ -50,7 +50,9 @@ def in_the_format_of_sentence_transformers(folder: Path) -> Path:
     return folder
 
 
-def test_embeddings_are_those_of_model2vec(model: Path) -> None:
+@pytest.mark.parametrize("config", [{"model_type": "model2vec"}, {"normalize": False}])
+def test_embeddings_are_those_of_model2vec(model: Path, config: dict[str, Any]) -> None:
+    (model / "config.json").write_text(json.dumps(config))
     encoder = load_encoder(str(model))
     expected = StaticModel.from_pretrained(model).encode(TEXTS, normalize=False)
     np.testing.assert_allclose(encoder.encode(TEXTS), expected, atol=1e-5)

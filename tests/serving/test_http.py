@@ -111,6 +111,7 @@ def test_one_store_is_named_for_those_of_several_indexes_that_it_is_of(
     (tmp_path / "moved").rename(tmp_path / "sa")
     with pytest.raises(ArtifactError, match=r"^a: .*there is none in .*nothing"):
         asking(*made, rerank=ROWS, store=nothing)
+    caplog.clear()
     with caplog.at_level("INFO", "whiten_index.serving"):
         asking(*made, rerank=ROWS, store=str(tmp_path / "sa"))
     messages = [each.getMessage() for each in caplog.records]

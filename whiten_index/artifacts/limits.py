@@ -14,6 +14,8 @@ from typing import IO, Any, TypeVar
 _JSON_LEVELS = 100
 # A dotted key makes a table of each part, and Python's reader keeps every beginning of it.
 TOML_BYTES, _TOML_DOTS = 1 << 20, 200
+# Python writes no such number out, as in an error.
+_LONG_NUMBER = re.compile(r"\b0[box][0-9A-Fa-f_]{1000}")
 _QUOTED = re.compile(r""""(?:[^"\\\n]|\\.)*"|'[^'\n]*'""")
 # One text, or one query with all its hits. The longest lines of published sets have about 1 MiB.
 LINE_BYTES = 16 << 20
@@ -118,6 +120,8 @@ def load_toml(data: bytes) -> dict[str, Any]:
     for number, line in enumerate(text.splitlines(), 1):
         if line.count(".") > _TOML_DOTS and _QUOTED.sub("", line).count(".") > _TOML_DOTS:
             raise LimitError(f"line {number} has more than {_TOML_DOTS} dots outside of texts")
+        if _LONG_NUMBER.search(line):
+            raise LimitError(f"line {number} has a number of more than 1,000 digits")
     try:
         return _require_shallow(tomllib.loads(text))
     except RecursionError:

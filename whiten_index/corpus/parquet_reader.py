@@ -15,7 +15,7 @@ from whiten_index.artifacts.limits import check_expanded
 from whiten_index.corpus.arrow_types import unpacked_bytes
 from whiten_index.corpus.sharding import Span
 from whiten_index.corpus.sources import SourceFile, asking, to_parquet
-from whiten_index.errors import CorpusError
+from whiten_index.errors import CorpusError, StorageError
 
 _BATCH_ROWS, _FEW_ROWS = 4096, 16
 # A batch of texts has at most this size, however often it names one text.
@@ -33,6 +33,10 @@ def unchanged(file: SourceFile, *, fault: str = "is damaged") -> Iterator[None]:
     try:
         with asking(file.path, content=True):
             yield
+    except StorageError:
+        # A server that has another file by now may not have its ranges.
+        file.require_unchanged()
+        raise
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         # Half of one file and half of another looks damaged.
         file.require_unchanged()

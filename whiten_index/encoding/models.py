@@ -329,7 +329,7 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
         # Its libraries would wait for a pipe.
         opened = [*weight_files(root), *list_folder(root, "tokenizer.json")]
         files_sha256(opened, name=name, folder=root, what="files")
-        config |= {"hidden_size": _table_width(name, root)}
+        config |= _table_facts(name, root)
     if not config:
         raise EncoderError(f"{root} has no config.json; {name} must name a transformer's folder")
     _refuse_adapter(root)
@@ -466,13 +466,16 @@ def _static_length(root: Path, config: dict[str, Any]) -> int:
     return _LONGEST_STATIC if length is None else min(int(length), _LONGEST_STATIC)
 
 
-def _table_width(name: str, root: Path) -> int:
+def _table_facts(name: str, root: Path) -> dict[str, Any]:
+    """Return the width of a static model's table, and the library whose format it has."""
     path = root / "model.safetensors"
     try:
         with reading(path), safe_open(path, "numpy") as file:
             (table,) = {"embedding.weight", "embeddings"} & set(file.keys())
             _, width = file.get_slice(table).get_shape()
-            return int(width)
+            # The configuration of model2vec need not name it.
+            kind = {"model_type": MODEL2VEC} if table == "embeddings" else {}
+            return {"hidden_size": int(width), **kind}
     except (OSError, SafetensorError, ValueError) as error:
         require_readable(root, error)
         raise EncoderError(
