@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -281,6 +282,35 @@ def test_an_endpoint_that_asks_for_no_pause_is_not_asked_for_ever() -> None:
     pauses = ("0", "0.00001", "nan", "-5", "1e999", "Wed, 21 Oct 2015 07:28:00 GMT")
     with ThreadPoolExecutor() as threads:
         assert max(threads.map(ask, pauses)) < 20
+
+
+@pytest.mark.parametrize("pause", ["1000000000", "1e300", "Fri, 31 Dec 9999 23:59:59 GMT"])
+def test_an_endpoint_that_asks_for_a_long_pause_is_not_waited_for(
+    tmp_path: Path, pause: str
+) -> None:
+    write(tmp_path, texts_of(100))
+    with (
+        EmbeddingServer(lambda number: 429 if number > 2 else None, retry_after=pause) as server,
+        pytest.raises(EncoderError, match=r"run this again in [\de+.]+ seconds, as it asks"),
+    ):
+        encode(tmp_path, server.url)
+
+
+@pytest.mark.parametrize("first", [2, 3])  # the texts, and the check after them
+def test_a_signal_ends_a_pause(tmp_path: Path, first: int) -> None:
+    corpus, asked = write(tmp_path, texts_of(100)), threading.Event()
+
+    def limit(number: int) -> int | None:
+        asked.set() if number > first else None
+        return 429 if number > first else None
+
+    with EmbeddingServer(limit, retry_after="300") as server:
+        where = ("--store", str(tmp_path / "store"), "--base-url", server.url)
+        command = ("encode", corpus, "--text-column", "text", "--model", MODEL, *where)
+        with subprocess.Popen([*COMMAND, *command]) as process:
+            assert asked.wait(120)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(120) == 130
 
 
 @pytest.mark.parametrize("embedding", [0.5, [], [[1.0, 2.0]], [1e999], ["a"], None])

@@ -26,12 +26,14 @@ def overlapped(
     prepare: Callable[[Read], Prepared],
     work: Callable[[Prepared], Worked],
     finish: Callable[[Worked], Done],
+    stop: Callable[[], None] = lambda: None,
 ) -> Iterator[Done]:
     """Yield ``finish(work(prepare(read(item))))`` for every item, in the order of the items.
 
     ``work`` runs in the caller's thread, each other stage in a thread each: ``prepare`` one item
     ahead of it, ``read`` one more, ``finish`` one behind. At most five items exist at a time. When
-    one stage raises, or the caller stops asking, items already worked on are still finished.
+    one stage raises, or the caller stops asking, items already worked on are still finished;
+    ``stop`` is called before, so that none of them waits long.
     """
     with (
         closing(ahead(items, read)) as all_read,
@@ -39,13 +41,17 @@ def overlapped(
         ThreadPoolExecutor(1, "finish") as behind,
     ):
         finishing: deque[Future[Done]] = deque()
-        for prepared in all_prepared:
-            while finishing and (finishing[0].done() or len(finishing) > 1):
+        try:
+            for prepared in all_prepared:
+                while finishing and (finishing[0].done() or len(finishing) > 1):
+                    yield finishing.popleft().result()
+                finishing.append(behind.submit(finish, work(prepared)))
+                del prepared
+            while finishing:
                 yield finishing.popleft().result()
-            finishing.append(behind.submit(finish, work(prepared)))
-            del prepared
-        while finishing:
-            yield finishing.popleft().result()
+        except BaseException:
+            stop()
+            raise
 
 
 def ahead(items: Iterable[Item], call: Callable[[Item], Done]) -> Generator[Done, None, None]:

@@ -58,6 +58,10 @@ class Work:
         """Do what comes after, such as writing."""
         return ran
 
+    def stop(self) -> None:
+        """Let steps that are under way end soon; no other one follows."""
+        return
+
 
 @dataclass(frozen=True)
 class FunctionWork(Work):
@@ -145,6 +149,7 @@ class SerialExecutor(Executor):
                 prepare=work.prepare,
                 work=lambda prepared: work.run(prepared, advance),
                 finish=work.finish,
+                stop=work.stop,
             )
         )
 

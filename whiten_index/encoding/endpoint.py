@@ -152,16 +152,17 @@ class Endpoint:
                     raise self._unreachable(status, error) from None
                 limited = status in (429, 503)
                 own = min(_FIRST_PAUSE * 2 ** min(tried, 9), _MOST_PAUSE)
-                pause = max(_asked_pause(getattr(error, "response", None)), own)
+                asked = _asked_pause(getattr(error, "response", None))
+                pause = max(asked, own)
                 tried, faults, waited = tried + 1, faults + (not limited), waited + pause
                 over = faults >= tries or waited > most_waited
                 if over or failed(pause, limited, status is None):
-                    raise self._unreachable(status, error) from None
+                    raise self._unreachable(status, error, asked) from None
 
-    def ask_canary(self, dim: int | None = None) -> tuple[NDArray[np.float32], str]:
-        """Return the embeddings (12, d) of the fixed texts, and the model's name."""
+    def ask_canary(self, dim: int | None = None, **how: Any) -> tuple[NDArray[np.float32], str]:
+        """Return the embeddings (12, d) of the fixed texts, and the model's name; see ``ask``."""
         # Few take less than six texts together.
-        answers = [self.ask(some, queries=False, dim=dim) for some in blocks(CANARY, 6)]
+        answers = [self.ask(some, queries=False, dim=dim, **how) for some in blocks(CANARY, 6)]
         if len(widths := {each.shape[1] for each, _, _ in answers}) > 1:
             raise EncoderError(
                 f"{self._config.model} at {self.url} gives embeddings of {sorted(widths)} dims by "
@@ -229,12 +230,16 @@ class Endpoint:
             return TooMuchError(why)
         return RefusedTextError(f"{why}; cut it into shorter rows, or leave it out", texts[0])
 
-    def _unreachable(self, status: int | None, error: Exception) -> EncoderError:
+    def _unreachable(
+        self, status: int | None, error: Exception, asked: float = 0.0
+    ) -> EncoderError:
         remedy = "check --base-url and the endpoint, and run this again, which keeps what came"
         if status in (401, 403):
             remedy = f"check the key in the variable {_KEY}"
         elif status == 404:
             remedy = "check the model's name and --base-url, which ends in /v1 for most"
+        elif asked:
+            remedy = f"run this again in {asked:g} seconds, as it asks for; what came is kept"
         return EncoderError(
             f"the model {self._name} at {self.url} cannot be asked ({self._explained(error)}); "
             f"{remedy}"
@@ -267,7 +272,7 @@ def _asked_pause(response: Any) -> float:
     for way in ways:
         with contextlib.suppress(TypeError, ValueError, OverflowError):
             if math.isfinite(pause := way()):
-                return min(pause, _MOST_WAITED)
+                return max(pause, 0.0)
     return 0.0
 
 

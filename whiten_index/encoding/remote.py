@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -204,6 +205,7 @@ class RemoteEncoder(WindowEncoder):
         self._endpoint = Endpoint(config, enter=self._gate.enter, leave=self._gate.leave)
         self._pool = ThreadPoolExecutor(_MOST_AT_ONCE + _BUILT_AHEAD, "request")
         self._most_texts = _MOST_TEXTS
+        self._stops = WeakSet[threading.Event]()  # of the windows under way
 
     def __repr__(self) -> str:
         return f"RemoteEncoder({self.spec.model!r}, {self.spec.dim} dims, {self._endpoint.url})"
@@ -246,6 +248,7 @@ class RemoteEncoder(WindowEncoder):
         found = np.empty((len(texts), self.dim), np.float32)
         found[:saved] = np.reshape(prepared.known, (saved, self.dim))
         ran = RemoteRun(prepared, found, [saved], stopped)
+        self._stops.add(ran.stop)
         saved = self._still_known(ran, saved)
         tell, told = advance or (lambda _: None), 0
         rows, saving = len(prepared.texts), 0.0
@@ -284,6 +287,11 @@ class RemoteEncoder(WindowEncoder):
         tell(rows - told)
         return ran
 
+    def stop(self) -> None:
+        """End tries in vain."""
+        for each in list(self._stops):
+            each.set()
+
     def _still_known(self, ran: RemoteRun, known: int) -> int:
         """Return how many of the first texts are known, after asking for some of them again.
 
@@ -311,7 +319,9 @@ class RemoteEncoder(WindowEncoder):
             tokens = sum(each.result() for each in ran.requests)
             if ran.save is not None and ran.requests:
                 self.meter.check()
-                found, _ = self._endpoint.ask_canary(self.dim)
+                found, _ = self._endpoint.ask_canary(
+                    self.dim, failed=lambda pause, *_: ran.stop.wait(pause)
+                )
                 again = replace(self.spec, canary=encode_canary(found))
         except BaseException:
             ran.rescue(len(window.known))

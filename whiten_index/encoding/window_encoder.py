@@ -122,6 +122,10 @@ class WindowEncoder(ABC):
     def collect(self, ran: Any) -> Encoded:
         """Return the embeddings of a window in the order of its texts."""
 
+    def stop(self) -> None:
+        """Let windows that are under way end soon."""
+        return
+
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the embeddings of documents, (n, d) float32, unnormalised.
 
@@ -164,6 +168,7 @@ class WindowEncoder(ABC):
             prepare=self.prepare,
             work=functools.partial(self.run, advance=advance),
             finish=self.collect,
+            stop=self.stop,
         )
 
     def encode_window(self, texts: Sequence[str]) -> Encoded:
