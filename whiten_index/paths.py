@@ -112,8 +112,10 @@ def plain_markdown(text: str) -> str:
 
 def at_home(path: str) -> Path:
     """Return a path with a user's folder in place of ``~``; of an unknown user it stays."""
-    with contextlib.suppress(RuntimeError, ValueError):
-        return Path(path).expanduser()
+    # ``./~`` is a folder of that name, and a ``Path`` has lost the dot.
+    if path.startswith("~"):
+        with contextlib.suppress(RuntimeError, ValueError):
+            return Path(path).expanduser()
     return Path(path)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.helpers.bad_input import run, succeed
+from tests.helpers.bad_input import ARTIFACT, run, succeed
 from tests.helpers.builds import build, column_facts, random_rows, write_rows
 from tests.versions.upkeep import DIM, World, assert_reads, killed_anywhere, new_world
 from whiten_index.artifacts.atomic import make_folder, remove_folder
@@ -166,7 +166,11 @@ def test_another_index_at_the_place_of_one_that_is_not_mounted_stops_it(tmp_path
     assert world.segment_folders() == before
     if copied_id:
         return
-    named = ("--index", tmp_path / "unmounted", "--forget", index)
+    named = ("--index", tmp_path / "unmounted")
+    assert run("gc", world.place, "--keep-days", 0, *named)[0] == ARTIFACT
+    # It is known from now on.
+    assert tmp_path / "unmounted" in registered(world)
+    named = (*named, "--forget", index)
     report = json.loads(succeed("gc", world.place, "--keep-days", 0, *named, "--json"))
     assert report["segments"] == 0
     assert sorted(registered(world)) == [index, tmp_path / "unmounted"]

@@ -29,6 +29,7 @@ from whiten_index.errors import ConfigError, EncoderError, first_line, require_i
 _KEY, _LEAST_KEY = "OPENAI_API_KEY", 6
 _SESSION_SECONDS = 300  # for which a model counts as the one that was asked
 _TIMEOUT_SECONDS, _TRIES, _MOST_WAITED = 300, 8, 600.0
+_MOST_WAITED_FIRST = 60.0  # when nothing has been encoded
 _QUERY_SECONDS = 30
 _FIRST_PAUSE, _MOST_PAUSE = 0.25, 8.0
 # Bytes of an answer: of a number, which JSON writes with up to 25, and of everything else.
@@ -118,6 +119,7 @@ class Endpoint:
         queries: bool,
         dim: int | None = None,
         failed: Callable[[float, bool, bool], bool] = _waited,
+        most_waited: float = _MOST_WAITED,
     ) -> tuple[NDArray[np.float32], int, str]:
         """Return the embeddings (n, d), the tokens charged (0 if unsaid) and the model's name.
 
@@ -128,6 +130,7 @@ class Endpoint:
             failed: after a try in vain, waits for the seconds given, and returns whether there
                 should be no more; also given whether there were too many requests, and whether the
                 try may have been charged.
+            most_waited: seconds of all pauses; fewer for queries.
 
         Raises:
             RefusedTextError: the endpoint does not take the one text.
@@ -137,7 +140,7 @@ class Endpoint:
         tried = faults = 0
         waited = 0.0
         # Somebody waits for queries, and a server's other queries wait behind them.
-        tries, most_waited = (2, 10.0) if queries else (_TRIES, _MOST_WAITED)
+        tries, most_waited = (2, 10.0) if queries else (_TRIES, most_waited)
         while True:
             try:
                 return self._answer(texts, queries=queries, dim=dim)
@@ -296,7 +299,7 @@ _ASKED = ("model", "dimensions", "input_types", "document_prompt", "query_prompt
 def _asked(options: tuple[tuple[str, Any], ...], _key: int, _session: int) -> RemoteSpec:
     config = EncoderConfig(**dict(options))
     endpoint = Endpoint(config)
-    found, served = endpoint.ask_canary()
+    found, served = endpoint.ask_canary(most_waited=_MOST_WAITED_FIRST)
     if config.dimensions not in (None, found.shape[1]):
         raise EncoderError(
             f"{config.model} at {endpoint.url} gives {found.shape[1]} dims, whatever is asked; "

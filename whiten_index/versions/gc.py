@@ -125,7 +125,12 @@ def gc_store(
         # Others are collected if one has no record, as after a first encode that was interrupted.
         unrecorded = [each for each in stores if lacks_record(each)]
         cleaned = [each for each in stores if each not in unrecorded] or stores
-        users = {index: stores_of(index, place, every) for index in named}
+        users = [(index, stores_of(index, place, every)) for index in named]
+        for index, its in () if dry_run else users:
+            # What it needs stays, even if this ends because another index is missing.
+            index_id = read_index_id(index) if isinstance(index, Path) else None
+            for store in its:
+                store.indexes.register(index, index_id)
         files = {each.file for each in forgotten}
         used_by = list(dict.fromkeys([*indexes_of(place, every, but=files), *named]))
         require_gone(forgotten, used_by)
@@ -144,10 +149,6 @@ def gc_store(
         size = mirror.size(*(root_folder / name for name in names))
         removed.update(bridged=len(names), bytes=size)
         if not dry_run:
-            for index, its in users.items():
-                index_id = read_index_id(index) if isinstance(index, Path) else None
-                for store in its:
-                    store.indexes.register(index, index_id)
             for store in every:
                 _move_migrations(store, moved)
             if isinstance(place, Path):
