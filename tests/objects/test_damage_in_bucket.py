@@ -3,6 +3,7 @@
 import hashlib
 import os
 import stat
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from tests.helpers.bad_input import process
 from tests.objects.helpers import ROWS, SHARDS, build, corpus_file, hits, keys
 from whiten_index.errors import ArtifactError, StorageError
+from whiten_index.versions.compaction import compact_store
 from whiten_index.versions.gc import gc_store
 from whiten_index.versions.retention import describe_index, list_versions
 from whiten_index.versions.verify import verify_index, verify_paths
@@ -83,8 +85,9 @@ def test_a_machine_without_copies_makes_the_version_again(s3, bucket, machine, c
 
 
 @pytest.mark.parametrize("damage", [flip, delete])
-def test_gc_puts_files_of_older_versions_there_again(
-    s3, bucket, machine, tmp_path, damage, corpus, out
+@pytest.mark.parametrize("command", [partial(gc_store, keep_days=0), compact_store])
+def test_upkeep_puts_files_of_older_versions_there_again(
+    s3, bucket, machine, tmp_path, damage, command, corpus, out
 ):
     """An update of a changed corpus reads none of them, and other machines have no copies."""
     build(corpus, out=out)
@@ -100,7 +103,7 @@ def test_gc_puts_files_of_older_versions_there_again(
     for key in lost:
         advice = f"whiten-index gc {out}/store, on a machine with a sound copy"
         assert remedies[f"s3://{bucket}/{key}"].startswith(advice)
-    gc_store(f"{out}/store", keep_days=0)
+    command(f"{out}/store")
     assert {key: body(s3, bucket, key) for key in lost} == before
     machine("without copies")
     gc_store(f"{out}/store", keep_days=0)

@@ -24,6 +24,7 @@ from whiten_index.versions.references import (
     lock_indexes,
     lock_stores,
     needed_digests,
+    parts_of,
     references_of,
 )
 
@@ -92,7 +93,9 @@ def compact_store(root: Place, *, segment_rows: int = SHARD_ROWS) -> CompactRepo
                 continue
             indexes = indexes_of(place, stores)
             lock_indexes(indexes, place, locks)
-            wanted = needed_digests(store, references_of(place, [store], indexes))
+            references = references_of(place, [store], indexes)
+            wanted = needed_digests(store, references)
+            store.keep_part_files(parts_of(store, references))
             store.tidy()
             before.update(_size(store))
             # What was removed may leave others partly unused.

@@ -5,7 +5,7 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,6 @@ from whiten_index.store.embedding_store import (
     remove_bridged,
 )
 from whiten_index.store.notes import CHOICES, SAMPLES, UNFINISHED, RegisteredIndex, owner_of
-from whiten_index.store.records import CorpusPart
 from whiten_index.versions.published import INDEX_ID, read_index_id, read_published
 from whiten_index.versions.references import (
     Reference,
@@ -38,6 +37,7 @@ from whiten_index.versions.references import (
     lock_indexes,
     lock_stores,
     needed_digests,
+    parts_of,
     references_of,
     registered,
     registered_as,
@@ -217,16 +217,10 @@ def _move_migrations(store: EmbeddingStore, moved: Mapping[str, Sequence[Place]]
 
 def _remove(store: EmbeddingStore, paths: Sequence[Path], references: Sequence[Reference]) -> int:
     """Remove paths from a store, and what killed writers left; return how many these were."""
-    store.keep_part_files(_parts_of(store, references))
+    store.keep_part_files(parts_of(store, references))
     leftovers = store.tidy()
     store.mirror.remove(*paths)
     return leftovers + store.mirror.remove_unnamed(store.segments_folder)
-
-
-def _parts_of(store: EmbeddingStore, references: Sequence[Reference]) -> Iterator[CorpusPart]:
-    for each in references:
-        if each.is_of(store):
-            yield from (part for part in each.record.parts if part.rows)
 
 
 def _garbage(
@@ -235,7 +229,7 @@ def _garbage(
     """Return the paths that these do not need; count what they are, and what stays."""
     names, mirror = store.segment_names(), store.mirror
     needed = _needed_segments(store, names, references)
-    files = {path for part in _parts_of(store, references) for path in store.part_files(part)}
+    files = {path for part in parts_of(store, references) for path in store.part_files(part)}
     paths = [store.segments_folder / name for name in names]
     # A time in the future counts too.
     recent = {path for path in paths if mirror.modified(path) > since}

@@ -28,7 +28,7 @@ from whiten_index.store.embedding_store import (
     holds_encoder,
 )
 from whiten_index.store.notes import RegisteredIndex
-from whiten_index.store.records import CorpusRecord
+from whiten_index.store.records import CorpusPart, CorpusRecord
 from whiten_index.versions.published import (
     CANDIDATES,
     CURRENT,
@@ -55,6 +55,13 @@ class Reference:
     def is_of(self, store: EmbeddingStore) -> bool:
         """Return whether these are rows of a store."""
         return self.encoder == store.fingerprint
+
+
+def parts_of(store: EmbeddingStore, references: Iterable[Reference]) -> Iterator[CorpusPart]:
+    """Yield the parts with rows that references need of a store."""
+    for each in references:
+        if each.is_of(store):
+            yield from (part for part in each.record.parts if part.rows)
 
 
 def needed_digests(store: EmbeddingStore, references: Iterable[Reference]) -> NDArray[np.uint8]:
