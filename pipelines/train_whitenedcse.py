@@ -41,7 +41,7 @@ from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.cli.log_lines import Ending, LogLines, failure, log, run_job
 from whiten_index.cli.signals import stop_on_signals
 from whiten_index.encoding.encoder_config import EncoderConfig
-from whiten_index.encoding.model_files import CURVES_FILE
+from whiten_index.encoding.load_encoder import CURVES_FILE
 from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.errors import ConfigError, EncoderError, WhiteningError
 from whiten_index.evaluation.sts_sets import read_sts

@@ -21,8 +21,9 @@ from tests.helpers.code_models import edit_json
 from tests.helpers.tiny_models import add_modules, bert, copied, dense, load, resolve
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.load_encoder import resolve_encoder
+from whiten_index.encoding.model_files import loading_model
 from whiten_index.encoding.spec import EncoderSpec
-from whiten_index.encoding.tokenization import load_tokenizer, loading_model
+from whiten_index.encoding.tokenization import load_tokenizer
 from whiten_index.errors import ConfigError, EncoderError, StorageError
 
 

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.files import unforeseen
 from whiten_index.encoding.batching import BatchEncoder
 from whiten_index.encoding.encoder_config import EncoderConfig, chosen_devices
+from whiten_index.encoding.model_files import loading_model
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec
-from whiten_index.encoding.tokenization import loading_model
 from whiten_index.encoding.transformer import require_finite, unmapped
 from whiten_index.encoding.window_encoder import TextWindow
 from whiten_index.errors import ConfigError, EncoderError, first_line, require_installed

@@ -4,11 +4,15 @@ Importing this loads no torch.
 """
 
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from whiten_index.artifacts.files import is_file
+from whiten_index.artifacts.manifest import MANIFEST, Described, Schema, check_files, read_manifest
 from whiten_index.encoding.encoder_config import DEFAULT_MODEL, POOLINGS, REMOTE, EncoderConfig
-from whiten_index.encoding.model_files import head_sha256
+from whiten_index.encoding.model_files import NO_CONTENT, head_sha256, read_object
 from whiten_index.encoding.models import UNLIMITED, ModelFolder, embedded_path, find_model
 from whiten_index.encoding.spec import (
     DEFAULT_MAX_LENGTH,
@@ -22,6 +26,9 @@ from whiten_index.errors import ConfigError, EncoderError, require_installed
 if TYPE_CHECKING:
     from whiten_index.encoding.window_encoder import WindowEncoder
 
+# Manifest of a model that was trained here, and what no loader reads of it.
+TRAINED = Schema("trained model", 1, Described)
+CURVES_FILE, RUN = "curves.csv", "training.json"
 # Names of prompts that models have, the best first.
 _PROMPTS = {"document": ("document", "passage", "corpus", "default"), "query": ("query", "default")}
 
@@ -116,6 +123,7 @@ def local_model(
     names = ("revision", "trust_remote_code", "local_files_only", "code_revision", "onnx")
     options = {name: getattr(config, name) for name in names}
     folder = find_model(config.model or DEFAULT_MODEL, **options)
+    _require_as_trained(folder.path)
     if by is not None:
         require_installed("torch", by=by, extra="encode")
         require_transformer(folder, by=by)
@@ -143,6 +151,21 @@ def local_model(
         **run,
     )
     return spec, folder
+
+
+def _require_as_trained(folder: Path) -> None:
+    """Check the files of a model that was trained here; its name and description may change."""
+    path = folder / MANIFEST
+    if is_file(path) and read_object(path).get("kind") == TRAINED.kind:
+        remedy = f"restore it, or remove {path} if you changed it"
+        fields = read_manifest(folder, TRAINED, remedy=remedy)
+        left_out = (*NO_CONTENT, CURVES_FILE, RUN)
+        names = [
+            name
+            for name in fields["files"]
+            if not any(fnmatchcase(name, each) for each in left_out)
+        ]
+        check_files(folder, fields, content=True, names=names, remedy=remedy)
 
 
 def _choices(config: EncoderConfig, folder: ModelFolder) -> dict[str, Any]:

@@ -4,14 +4,17 @@ import contextlib
 import errno
 import functools
 import hashlib
+import os
 import re
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from whiten_index.artifacts.files import (
     exists,
+    is_file,
     is_folder,
     is_link,
     list_folder,
@@ -24,7 +27,6 @@ from whiten_index.artifacts.files import (
     walk_files,
 )
 from whiten_index.artifacts.limits import VECTOR_NUMBERS, canonical_json, load_json
-from whiten_index.artifacts.manifest import Described, Schema
 from whiten_index.errors import (
     ArtifactError,
     EncoderError,
@@ -35,9 +37,9 @@ from whiten_index.errors import (
 
 # Files that no loader reads.
 NO_CONTENT = (".*", "*.md", "LICENSE", "LICENSE.txt", "NOTICE", "*.png", "*.jp*g", "*.pyc")
-# Manifest of a model that was trained here, and what no loader reads of it.
-TRAINED = Schema("trained model", 1, Described)
-CURVES_FILE, RUN = OF_TRAINING = "curves.csv", "training.json"
+# Functions by which transformers looks for files, and ours, which raise errors of the system.
+_ASKED = {"isfile": is_file, "isdir": is_folder}
+_ASKING = threading.RLock()
 
 
 class NotRunError(EncoderError):
@@ -139,6 +141,50 @@ def require_readable(folder: Path, error: BaseException) -> None:
                 raise StorageError(
                     f"{path} could not be opened, though it is there; run the same command again"
                 )
+
+
+@contextlib.contextmanager
+def loading_model(what: str, folder: Path) -> Iterator[None]:
+    """Turn the errors of libraries that cannot load a model into an ``EncoderError``.
+
+    Those of the system are a ``StorageError``. The model's files are all below ``folder``.
+    """
+    try:
+        with reading(what), _asking_again(folder):
+            yield
+    except (ArtifactError, StorageError):
+        raise
+    except BaseException as error:
+        # They raise all sorts of errors; a panic of Rust derives from ``BaseException``.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        require_readable(folder, error)
+        raise EncoderError(
+            f"{what} cannot be loaded ({type(error).__name__}: {first_line(error)[:160]}); "
+            "check the folder, or --trust-remote-code if the model comes with code you trust"
+        ) from error
+
+
+@contextlib.contextmanager
+def _asking_again(folder: Path) -> Iterator[None]:
+    """Let no library take an error of the system for the absence of a file below a folder.
+
+    ``os.path.isfile`` says "no" to both, and without a file transformers makes other tokenizers.
+    """
+    with _ASKING:
+        asked = {name: getattr(os.path, name) for name in _ASKED}
+
+        def again(name: str, path: Any) -> bool:
+            below = isinstance(path, str | Path) and Path(path).is_relative_to(folder)
+            return asked[name](path) or (below and _ASKED[name](path))
+
+        try:
+            for name in asked:
+                setattr(os.path, name, functools.partial(again, name))
+            yield
+        finally:
+            for name, function in asked.items():
+                setattr(os.path, name, function)
 
 
 @functools.lru_cache(maxsize=64)

@@ -26,13 +26,10 @@ from whiten_index.artifacts.files import (
     walk_files,
 )
 from whiten_index.artifacts.limits import VECTOR_NUMBERS, canonical_json
-from whiten_index.artifacts.manifest import MANIFEST, check_files, read_manifest
 from whiten_index.encoding.config_checks import LAYERS, WIDTHS, named_in, refuse_code, refuse_sizes
 from whiten_index.encoding.encoder_config import EMBEDDED
 from whiten_index.encoding.model_files import (
     NO_CONTENT,
-    OF_TRAINING,
-    TRAINED,
     Dense,
     FolderModule,
     Hub,
@@ -40,6 +37,7 @@ from whiten_index.encoding.model_files import (
     files_sha256,
     inside,
     is_static,
+    loading_model,
     read_head,
     read_json,
     read_modules,
@@ -50,7 +48,6 @@ from whiten_index.encoding.model_files import (
     require_readable,
     weight_files,
 )
-from whiten_index.encoding.tokenization import loading_model
 from whiten_index.errors import EncoderError, require_installed
 from whiten_index.paths import at_home, shown
 
@@ -333,7 +330,6 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
     if not config:
         raise EncoderError(f"{root} has no config.json; {name} must name a transformer's folder")
     _refuse_adapter(root)
-    _require_as_trained(root)
     names = _SETTINGS_INSIDE if modules else ()
     settings = next(filter(None, (read_object(root / each) for each in names)), {})
     if not any(list_folder(root, pattern) for pattern in _TOKENIZER):
@@ -365,19 +361,6 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
     )
     _ = found.classes
     return found
-
-
-def _require_as_trained(folder: Path) -> None:
-    """Check the files of a model that was trained here; its name and description may change."""
-    if is_file(folder / MANIFEST) and read_object(folder / MANIFEST).get("kind") == TRAINED.kind:
-        remedy = f"restore it, or remove {folder / MANIFEST} if you changed it"
-        fields = read_manifest(folder, TRAINED, remedy=remedy)
-        names = [
-            name
-            for name in fields["files"]
-            if not any(fnmatchcase(name, each) for each in (*NO_CONTENT, *OF_TRAINING))
-        ]
-        check_files(folder, fields, content=True, names=names, remedy=remedy)
 
 
 def _refuse_adapter(folder: Path) -> None:

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.files import exists, is_file, open_regular, unforeseen
 from whiten_index.encoding.batching import BatchEncoder
 from whiten_index.encoding.encoder_config import EncoderConfig
-from whiten_index.encoding.model_files import inside
+from whiten_index.encoding.model_files import inside, loading_model
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec
-from whiten_index.encoding.tokenization import load_tokenizer, loading_model
+from whiten_index.encoding.tokenization import load_tokenizer
 from whiten_index.encoding.window_encoder import TextWindow
 from whiten_index.errors import ConfigError, EncoderError, first_line, require_installed
 

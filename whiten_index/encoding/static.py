@@ -16,9 +16,9 @@ from transformers import PreTrainedTokenizerFast
 
 from whiten_index.encoding.encoder import Encoder
 from whiten_index.encoding.encoder_config import BackendName
+from whiten_index.encoding.model_files import loading_model
 from whiten_index.encoding.models import MODEL2VEC, ModelFolder
 from whiten_index.encoding.spec import EncoderSpec
-from whiten_index.encoding.tokenization import loading_model
 from whiten_index.encoding.window_encoder import TextWindow
 from whiten_index.errors import ConfigError, EncoderError
 

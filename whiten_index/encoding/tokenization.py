@@ -1,23 +1,19 @@
 """Tokenise a window of texts: each different text once, sorted by length."""
 
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.artifacts.files import is_file, is_folder, reading
 from whiten_index.artifacts.prefetch import ahead
-from whiten_index.encoding.model_files import require_readable
-from whiten_index.errors import ArtifactError, ConfigError, EncoderError, StorageError, first_line
+from whiten_index.encoding.model_files import loading_model
+from whiten_index.errors import ConfigError, EncoderError, first_line
 
 if TYPE_CHECKING:
     from whiten_index.encoding.models import ModelFolder
@@ -29,9 +25,6 @@ _CHUNK_TEXTS, _CHUNK_CHARACTERS = 1024, 1 << 20
 # has about 5 a token, so 64 nearly always hold enough; where they do not (long runs of blanks, or
 # words too long for the model), all of the text is read.
 _CHARACTERS_A_TOKEN = 64
-# Functions by which transformers looks for files, and ours, which raise errors of the system.
-_ASKED = {"isfile": is_file, "isdir": is_folder}
-_ASKING = threading.RLock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,50 +175,6 @@ def load_tokenizer(spec: "EncoderSpec", folder: "ModelFolder") -> Any:
             own, lowers = backend.normalizer, [normalizers.Lowercase()]
             backend.normalizer = normalizers.Sequence([*lowers, own] if own else lowers)
     return tokenizer
-
-
-@contextmanager
-def loading_model(what: str, folder: Path) -> Iterator[None]:
-    """Turn the errors of libraries that cannot load a model into an ``EncoderError``.
-
-    Those of the system are a ``StorageError``. The model's files are all below ``folder``.
-    """
-    try:
-        with reading(what), _asking_again(folder):
-            yield
-    except (ArtifactError, StorageError):
-        raise
-    except BaseException as error:
-        # They raise all sorts of errors; a panic of Rust derives from ``BaseException``.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        require_readable(folder, error)
-        raise EncoderError(
-            f"{what} cannot be loaded ({type(error).__name__}: {first_line(error)[:160]}); "
-            "check the folder, or --trust-remote-code if the model comes with code you trust"
-        ) from error
-
-
-@contextmanager
-def _asking_again(folder: Path) -> Iterator[None]:
-    """Let no library take an error of the system for the absence of a file below a folder.
-
-    ``os.path.isfile`` says "no" to both, and without a file transformers makes other tokenizers.
-    """
-    with _ASKING:
-        asked = {name: getattr(os.path, name) for name in _ASKED}
-
-        def again(name: str, path: Any) -> bool:
-            below = isinstance(path, str | Path) and Path(path).is_relative_to(folder)
-            return asked[name](path) or (below and _ASKED[name](path))
-
-        try:
-            for name in asked:
-                setattr(os.path, name, partial(again, name))
-            yield
-        finally:
-            for name, function in asked.items():
-                setattr(os.path, name, function)
 
 
 @tokenizing()

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from whiten_index.artifacts.files import open_file, reading
 from whiten_index.artifacts.limits import LimitError
 from whiten_index.encoding.config_checks import is_quantized
-from whiten_index.encoding.model_files import weight_files
+from whiten_index.encoding.model_files import loading_model, weight_files
 from whiten_index.encoding.models import ENCODER_CLASSES, ModelFolder
 from whiten_index.encoding.spec import EncoderSpec
-from whiten_index.encoding.tokenization import load_tokenizer, loading_model
+from whiten_index.encoding.tokenization import load_tokenizer
 from whiten_index.errors import EncoderError
 
 _MOST_UNPACKED = 1 << 30  # bytes of tensors that are not in the files

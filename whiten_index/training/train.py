@@ -24,8 +24,7 @@ from whiten_index.corpus.batches import TextBatch
 from whiten_index.corpus.corpus_config import CorpusConfig
 from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.encoding.encoder_config import EncoderConfig
-from whiten_index.encoding.load_encoder import local_model, require_local
-from whiten_index.encoding.model_files import CURVES_FILE, RUN, TRAINED
+from whiten_index.encoding.load_encoder import CURVES_FILE, RUN, TRAINED, local_model, require_local
 from whiten_index.encoding.models import ENCODER_CLASSES, ModelFolder
 from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.errors import ConfigError, CorpusError, require_config, require_installed
