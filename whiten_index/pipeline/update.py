@@ -29,7 +29,7 @@ from whiten_index.pipeline.base_version import (
     required_certificate,
 )
 from whiten_index.pipeline.build_config import BuildConfig
-from whiten_index.pipeline.certify import certificate
+from whiten_index.pipeline.certificate import certificate
 from whiten_index.pipeline.changes import (
     Changes,
     StoredRows,
