@@ -17,8 +17,7 @@ from whiten_index.artifacts.storage import Storage
 from whiten_index.corpus.arrow_types import read_documents
 from whiten_index.corpus.batches import DIGEST_BYTES
 from whiten_index.errors import ArtifactError, CorpusError
-from whiten_index.store.records import CorpusPart
-from whiten_index.store.segments import REMEDY
+from whiten_index.store.records import REMEDY, CorpusPart
 
 # Folders of the files of parts, and the ending of these.
 DIGESTS, ROWS, _END = "digests", "rows", ".zst"

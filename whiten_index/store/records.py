@@ -13,6 +13,8 @@ from whiten_index.artifacts.files import writing
 from whiten_index.artifacts.manifest import Count, Schema, Sealed
 from whiten_index.errors import ArtifactError
 
+REMEDY = "run the same encode or build with the corpus again, which makes just what is missing"
+
 
 class CorpusSource(TypedDict):
     """Identity of a corpus; see ``CorpusConfig.source_identity``."""

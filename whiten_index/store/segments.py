@@ -23,10 +23,10 @@ from whiten_index.corpus.batches import DIGEST_BYTES
 from whiten_index.errors import ArtifactError
 from whiten_index.store.digest_index import DigestIndex, Lookup
 from whiten_index.store.dtypes import EmbeddingsType, StoreDtype, as_kept, keeps_moments
+from whiten_index.store.records import REMEDY
 from whiten_index.whitening.moments import Moments
 
 EMBEDDINGS, MOMENTS = "embeddings.safetensors", "moments.safetensors"
-REMEDY = "run the same encode or build with the corpus again, which makes just what is missing"
 _NAME = re.compile(r"[0-9a-f]{32}")
 # Three of the sixteen digits of float64.
 _DIGITS_TO_LOSE = 1e3

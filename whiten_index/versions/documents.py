@@ -23,7 +23,7 @@ from whiten_index.corpus.row_filter import RowFilter
 from whiten_index.errors import ArtifactError, ConfigError, CorpusError, NotFoundError, first_line
 from whiten_index.index.vector_search import Selection
 from whiten_index.paths import shown
-from whiten_index.store.segments import REMEDY
+from whiten_index.store.records import REMEDY
 
 # Filters whose rows are remembered, as a caller's queries tend to share one: a bit a row each, and
 # 8 bytes a row that passes where these were listed.
