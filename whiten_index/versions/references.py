@@ -351,7 +351,8 @@ def open_store(
     if "bridge" in fields and any(map(encoder_folders, places)):
         remedy = (
             "it is of a bridged version: to make another, run whiten-index migrate again as "
-            f"before; or give the migration up: whiten-index migrate {root} --give-up"
+            f"before; or give the migration up: whiten-index migrate {root} --give-up; or, if no "
+            "version of the old model is left, roll back to one of the new"
         )
     raise ArtifactError(
         f"{reader} reads the store of raw embeddings of encoder {encoder[:8]}, and there is none "
