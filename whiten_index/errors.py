@@ -316,7 +316,8 @@ def _secrets() -> set[str]:
             found |= {value.strip(), value.strip().rpartition(":")[2]}
         if name.endswith("_HEADERS"):
             # Lines of OPENAI_CUSTOM_HEADERS, which is sent to an endpoint.
-            found |= {line.partition(":")[2].strip() for line in value.splitlines()}
+            values = [line.partition(":")[2].strip() for line in value.splitlines()]
+            found |= {part for each in values for part in (each, each.rpartition(" ")[2])}
         # The scheme of a proxy may be left out.
         proxy = name.lower().endswith("_proxy") and "://" not in value
         for whole in _USER_INFO.findall(f"://{value}" if proxy else value):

@@ -280,7 +280,7 @@ def test_what_a_library_says_of_a_secret_of_the_environment_is_hidden(
         ls = info
 
     fsspec.register_implementation("leaky", Leaky, clobber=True)
-    monkeypatch.setenv("LEAKY_CUSTOM_HEADERS", f"X-Org: a\nX-Gateway-Key: {SECRET}")
+    monkeypatch.setenv("LEAKY_CUSTOM_HEADERS", f"X-Org: a\nAuthorization: Bearer {SECRET}")
     # A slash should be written as %2F there; a library then takes what is before it for a port.
     monkeypatch.setenv("HTTPS_PROXY", "http://user:Geheim/wort77@proxy.test:3128")
     monkeypatch.setenv("ALL_PROXY", "user:Simsala/bim@proxy.test:3128")

@@ -82,7 +82,8 @@ class _Answers(BaseHTTPRequestHandler):
             self._answer(206, self.data)
         elif how == "quoted":
             session = str(self.headers["Cookie"]).rpartition("=")[2]
-            self.send_error(403, f"not with {self.headers['X-Api-Key']}, {session}")
+            bearer = str(self.headers["Authorization"]).rpartition(" ")[2]
+            self.send_error(403, f"not with {self.headers['X-Api-Key']}, {session}, {bearer}")
         elif how != "reset":
             self._answer(int(how), b"no")
 
@@ -147,6 +148,7 @@ def test_a_number_sign_is_part_of_a_name(address: str, tmp_path: Path) -> None:
 
 
 _KEY = {"X-Api-Key": SIGNATURE, "Cookie": f"session={SIGNATURE}"}
+_BEARER = {"client_kwargs": {"headers": {"Authorization": f"Bearer {SIGNATURE}"}}}
 
 
 @pytest.mark.parametrize("after", ["", "-after-2"])
@@ -214,6 +216,15 @@ def test_a_traceback_shows_no_line_of_the_configuration(
     with process(f"{address}/x.parquet", code=code) as child:
         said = child.communicate()[1]
     assert "ConfigError: the configuration of fsspec" in said
+    assert SIGNATURE not in said
+
+
+def test_a_bearer_that_a_server_quotes_is_hidden(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(fsspec.config.conf, "http", _BEARER)
+    _, said = _encode(f"{address}/quoted/x.parquet", tmp_path / "store")
+    assert "403, message='not with " in said
     assert SIGNATURE not in said
 
 

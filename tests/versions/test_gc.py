@@ -176,6 +176,9 @@ def test_another_index_at_the_place_of_one_that_is_not_mounted_stops_it(tmp_path
     assert sorted(registered(world)) == [index, tmp_path / "unmounted"]
     with pytest.raises(ConfigError, match=f"index {index} is there"):
         gc_store(world.place, forget=[index])
+    # One that is named and forgotten stays known.
+    gc_store(world.place, indexes=[index], forget=[index], keep_days=0)
+    assert index in registered(world)
     assert world.segment_folders() == before
 
 

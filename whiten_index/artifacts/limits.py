@@ -120,7 +120,7 @@ def load_toml(data: bytes) -> dict[str, Any]:
     for number, line in enumerate(text.splitlines(), 1):
         if line.count(".") > _TOML_DOTS and _QUOTED.sub("", line).count(".") > _TOML_DOTS:
             raise LimitError(f"line {number} has more than {_TOML_DOTS} dots outside of texts")
-        if _LONG_NUMBER.search(line):
+        if _LONG_NUMBER.search(line) and _LONG_NUMBER.search(_QUOTED.sub("", line)):
             raise LimitError(f"line {number} has a number of more than 1,000 digits")
     try:
         return _require_shallow(tomllib.loads(text))

@@ -81,7 +81,8 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _LONGEST_ANSWER = 1 << 26  # bytes of a list of links
 _SECRET_NAME = re.compile("headers|cookies|auth|pass|secret|token|key", re.I)
 # Headers without a secret, and the one that aiohttp itself takes to no other server.
-_HARMLESS = ("accept", "accept-language", "user-agent", "authorization")
+_HARMLESS = ("accept", "accept-language", "user-agent")
+_WORD = 10  # letters of a word that is likely to be none of a secret
 # Decides by the names below the source whether a file is wanted or, with ``whole=False``, whether a
 # folder may hold wanted files.
 _Match = Callable[..., bool]
@@ -289,10 +290,10 @@ def _secrets_of(settings: Any, *, secret: bool = False) -> Iterator[str]:
         for inside in settings:
             yield from _secrets_of(inside, secret=True)
     elif secret and isinstance(settings, str):
-        # A server may quote a part: of "Bearer KEY" or "session=KEY; theme=dark" the key. Plain
+        # A server may quote a part: of "Bearer KEY" or "session=KEY; theme=dark" the key. Short
         # words are left, since they may be in any message.
         parts = re.split(r'[\s=;,:"]+', settings)
-        yield from (settings, *(part for part in parts if not part.isalpha()))
+        yield from (settings, *(part for part in parts if len(part) > _WORD or not part.isalpha()))
 
 
 def _misconfigured(error: BaseException) -> ConfigError:
@@ -317,7 +318,8 @@ def _http_options(source: str) -> dict[str, Any]:
     given = fsspec.config.conf.get(scheme, {}).get("client_kwargs", {})
     added = {str(name).lower() for each in (given, *settings) for name in each.get("headers") or ()}
     secret = any(each.get(name) for each in (given, *settings) for name in ("cookies", "auth"))
-    secret = secret or not added.issubset(_HARMLESS)
+    # aiohttp takes this one to no other server.
+    secret = secret or not added.issubset((*_HARMLESS, "authorization"))
 
     class Response(aiohttp.ClientResponse):
         async def start(self, connection: Any) -> aiohttp.ClientResponse:

@@ -36,6 +36,7 @@ CANARY = (
 # with itself in bfloat16.
 _SAME, _NEARLY = 0.999, 0.9999
 _SAME_NARROW, _NEARLY_NARROW = 0.95, 0.98
+_ALIKE = 0.99  # of texts of a corpus; another model's are far below
 # Of a unit vector less the mean; below, rounding alone could look like a change.
 _LEAST_LENGTH, _LEAST_LENGTH_NARROW = 0.001, 0.05
 
@@ -116,9 +117,14 @@ def require_alike(recorded: Spec, now: Spec) -> None:
 
 
 def is_alike(before: NDArray[np.float32], after: NDArray[np.float32]) -> bool:
-    """Return whether embeddings (m, d) of the same texts, none of zeros, are of one model."""
-    unit = [each / np.linalg.norm(each, axis=1, keepdims=True) for each in (before, after)]
-    return _least_cosine(unit[0].astype(float), unit[1].astype(float), _LEAST_LENGTH) >= _SAME
+    """Return whether embeddings (m, d) of the same texts are likely to be of one model.
+
+    Texts of one corpus are alike, so that their mean stays: less that, noise would count much.
+    """
+    one, other = before.astype(float), after.astype(float)
+    lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+    same = (one * other).sum(axis=1) >= _ALIKE * lengths
+    return bool((same & (one.any(axis=1) == other.any(axis=1))).all())
 
 
 def _least_cosine(before: NDArray[np.float64], after: NDArray[np.float64], least: float) -> float:

@@ -26,7 +26,8 @@ from whiten_index.encoding.encoder_config import REMOTE, EncoderConfig
 from whiten_index.encoding.spec import BASE_URL, OPENAI_URL, RemoteSpec
 from whiten_index.errors import ConfigError, EncoderError, first_line, require_installed
 
-_KEY, _LEAST_KEY = "OPENAI_API_KEY", 6
+# Servers without keys take any word, such as the name of their host.
+_KEY, _LEAST_KEY = "OPENAI_API_KEY", 20
 _SESSION_SECONDS = 300  # for which a model counts as the one that was asked
 _TIMEOUT_SECONDS, _TRIES, _MOST_WAITED = 300, 8, 600.0
 _MOST_WAITED_FIRST = 60.0  # when nothing has been encoded
@@ -242,7 +243,7 @@ class Endpoint:
         elif status == 404:
             remedy = "check the model's name and --base-url, which ends in /v1 for most"
         elif asked:
-            remedy = f"run this again in {asked:g} seconds, as it asks for; what came is kept"
+            remedy = f"run this again in {asked:g} seconds, as it asks for"
         return EncoderError(
             f"the model {self._name} at {self.url} cannot be asked ({self._explained(error)}); "
             f"{remedy}"

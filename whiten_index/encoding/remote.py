@@ -1,6 +1,8 @@
 """An encoder behind an API that speaks OpenAI's protocol: many requests at once, and their cost."""
 
 import contextlib
+import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +20,7 @@ from whiten_index.encoding.spec import RemoteSpec
 from whiten_index.encoding.window_encoder import Encoded, TextWindow, WindowEncoder, listed
 from whiten_index.errors import EncoderError
 
+_LOG = logging.getLogger(__name__)
 # A request has so many texts and tokens at most: OpenAI takes 2,048 and 300,000, others 32 texts,
 # and then the half is tried.
 _MOST_TEXTS, _MOST_TOKENS = 128, 16_384
@@ -29,10 +32,11 @@ _LONG_SECONDS = 10
 # What came of a window is saved after so many texts, if that takes a fifth of the time at most: a
 # process that is killed loses little, and segments stay large.
 _SAVED_EVERY, _SAVING_SHARE = 1024, 0.2
-_ASKED_AGAIN = 64  # of so many known texts one: most requests have more
+_ASKED_AGAIN, _MOST_AGAIN = 64, 32  # of so many known texts one, and so many at most
+_STOPPING_SECONDS = 20.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class RemoteRun:
     """A window whose requests are sent, or being sent; ``stops`` is where each one's texts end."""
 
@@ -40,7 +44,8 @@ class RemoteRun:
     embeddings: NDArray[np.float32]
     stops: list[int]
     save: Callable[[NDArray[np.float32]], None] | None  # what came, in order
-    stop: threading.Event = field(default_factory=threading.Event)  # ends tries in vain
+    stopped: threading.Event = field(default_factory=threading.Event)
+    until: float = math.inf  # when tries in vain end, once it is stopped
     requests: list[Future[int]] = field(default_factory=list)  # tokens of each
     done: int = 0  # requests, from the first on, whose answers came
     out_of_memory: int = 0
@@ -52,9 +57,23 @@ class RemoteRun:
             self.done += 1
         return self.stops[self.done]
 
+    def stop(self, *, within: float) -> None:
+        """Let tries in vain end after so many seconds, and longer pauses now."""
+        self.until = min(self.until, time.monotonic() + within)
+        self.stopped.set()
+
+    def pause(self, seconds: float) -> bool:
+        """Wait, and return whether there should be no more tries."""
+        end = time.monotonic() + seconds
+        if self.stopped.wait(seconds):
+            if end > self.until:
+                return True
+            time.sleep(max(end - time.monotonic(), 0.0))
+        return False
+
     def rescue(self, saved: int) -> None:
         """Wait for what is under way, which is paid for, and save what came."""
-        self.stop.set()
+        self.stop(within=0)
         wait(self.requests)
         with contextlib.suppress(Exception):
             self.look()
@@ -205,7 +224,7 @@ class RemoteEncoder(WindowEncoder):
         self._endpoint = Endpoint(config, enter=self._gate.enter, leave=self._gate.leave)
         self._pool = ThreadPoolExecutor(_MOST_AT_ONCE + _BUILT_AHEAD, "request")
         self._most_texts = _MOST_TEXTS
-        self._stops = WeakSet[threading.Event]()  # of the windows under way
+        self._runs = WeakSet[RemoteRun]()
 
     def __repr__(self) -> str:
         return f"RemoteEncoder({self.spec.model!r}, {self.spec.dim} dims, {self._endpoint.url})"
@@ -248,7 +267,7 @@ class RemoteEncoder(WindowEncoder):
         found = np.empty((len(texts), self.dim), np.float32)
         found[:saved] = np.reshape(prepared.known, (saved, self.dim))
         ran = RemoteRun(prepared, found, [saved], stopped)
-        self._stops.add(ran.stop)
+        self._runs.add(ran)
         saved = self._still_known(ran, saved)
         tell, told = advance or (lambda _: None), 0
         rows, saving = len(prepared.texts), 0.0
@@ -288,16 +307,17 @@ class RemoteEncoder(WindowEncoder):
         return ran
 
     def stop(self) -> None:
-        """End tries in vain."""
-        for each in list(self._stops):
-            each.set()
+        """Let windows under way, which are paid for, end within seconds."""
+        for each in list(self._runs):
+            each.stop(within=_STOPPING_SECONDS)
 
     def _still_known(self, ran: RemoteRun, known: int) -> int:
         """Return how many of the first texts are known, after asking for some of them again.
 
         A model that had changed when the run was interrupted may be the old one by now.
         """
-        some = slice((known - 1) % _ASKED_AGAIN, known, _ASKED_AGAIN)
+        step = max(_ASKED_AGAIN, -(-known // _MOST_AGAIN))
+        some = slice((known - 1) % step, known, step)
         if known:
             before, most = ran.embeddings[some].copy(), self._hold(ran.window, some)
             try:
@@ -305,6 +325,7 @@ class RemoteEncoder(WindowEncoder):
             finally:
                 self.meter.settle(most)
             if not is_alike(before, ran.embeddings[some]):
+                _LOG.warning("%s had changed: %s texts are asked for again", self.spec.model, known)
                 ran.window, ran.stops, known = replace(ran.window, known=()), [0], 0
         return known
 
@@ -320,7 +341,7 @@ class RemoteEncoder(WindowEncoder):
             if ran.save is not None and ran.requests:
                 self.meter.check()
                 found, _ = self._endpoint.ask_canary(
-                    self.dim, failed=lambda pause, *_: ran.stop.wait(pause)
+                    self.dim, failed=lambda pause, *_: ran.pause(pause)
                 )
                 again = replace(self.spec, canary=encode_canary(found))
         except BaseException:
@@ -377,7 +398,7 @@ class RemoteEncoder(WindowEncoder):
             self.meter.repeat(most, charged=charged)
             # It holds a place meanwhile, so that an endpoint that takes nothing is left alone.
             self._gate.enter()
-            stopped = ran.stop.wait(pause)
+            stopped = ran.pause(pause)
             if limited:
                 self._gate.shrink()
             self._gate.leave()

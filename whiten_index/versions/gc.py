@@ -126,12 +126,14 @@ def gc_store(
         unrecorded = [each for each in stores if lacks_record(each)]
         cleaned = [each for each in stores if each not in unrecorded] or stores
         users = [(index, stores_of(index, place, every)) for index in named]
-        for index, its in () if dry_run else users:
-            # What it needs stays, even if this ends because another index is missing.
+        kept_ids = set[tuple[str, str | None]]()
+        for index, its in users:
             index_id = read_index_id(index) if isinstance(index, Path) else None
-            for store in its:
+            kept_ids.add((owner_of(index), index_id))
+            # What it needs stays, even if this ends because another index is missing.
+            for store in () if dry_run else its:
                 store.indexes.register(index, index_id)
-        files = {each.file for each in forgotten}
+        files = {each.file for each in forgotten if (each.place, each.id) not in kept_ids}
         used_by = list(dict.fromkeys([*indexes_of(place, every, but=files), *named]))
         require_gone(forgotten, used_by)
         if not dry_run:
