@@ -187,9 +187,14 @@ def test_a_job_file(run, tmp_path):  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize(
     "text",
-    [".".join(["a"] * 20_000) + " = 1", f"[{'.'.join('a' * 150)}]\nb = 1", "a = " + "[" * 9_000],
+    [
+        ".".join(["a"] * 20_000) + " = 1",
+        f"[{'.'.join('a' * 150)}]\nb = 1",
+        "a = " + "[" * 9_000,
+        "top-k = 0x" + "f" * 4_000,
+    ],
 )
-def test_a_job_file_that_nests(run, tmp_path, text):  # type: ignore[no-untyped-def]
+def test_a_job_file_that_python_cannot_show(run, tmp_path, text):  # type: ignore[no-untyped-def]
     (tmp_path / "job.toml").write_text(text)
     assert_says(run(["build", "--config", str(tmp_path / "job.toml")]), 2, "is not TOML")
 
