@@ -1,4 +1,4 @@
-"""Labels and sets: what is written is what is read; what cannot be used is named with its row."""
+"""Labels and sets: read as they were written; an error names the row that cannot be used."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Builds against numpy, and second ones: what is found done, made anew or mended."""
+"""Builds compared with numpy, and builds of an existing index: reused, rebuilt or repaired."""
 
 import json
 import os

@@ -200,7 +200,7 @@ def test_a_file_of_the_same_name_size_and_time_elsewhere_is_read(tmp_path: Path)
     shutil.copytree(place.corpus, there.parent)
     pq.write_table(table_of(rows), there, **plain)
     os.utime(there, ns=(when, when))
-    # Else they would be told apart by something else.
+    # Otherwise another difference would distinguish them.
     assert there.stat().st_size == here.stat().st_size
     assert pq.read_metadata(there).equals(pq.read_metadata(here))
     report = place.update(place.root / "moved")

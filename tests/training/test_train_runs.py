@@ -119,8 +119,8 @@ def events(done: Result) -> list[dict[str, Any]]:
 
 def trained(done: Result) -> list[tuple[str, str, int]]:
     assert done.exit_code == 0, done.output
-    told = [each for each in events(done) if each["event"] == "training"]
-    return [(each["table"], each["name"], each["seed"]) for each in told]
+    logged = [each for each in events(done) if each["event"] == "training"]
+    return [(each["table"], each["name"], each["seed"]) for each in logged]
 
 
 def test_a_sweep_trains_scores_and_shows_each_setting_once(run: Any, tmp_path: Path) -> None:
@@ -173,5 +173,5 @@ def test_a_file_that_cannot_be_is_told(run: Any, tmp_path: Path, text: str, mess
     done = run()
     assert done.exit_code == 2
     assert message in events(done)[-1]["message"]
-    # Also what is wrong with the last row is told before the first is trained.
+    # An error in the last row is reported before the first is trained.
     assert len(events(done)) == 1

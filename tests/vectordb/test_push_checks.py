@@ -1,4 +1,4 @@
-"""Checks of a push: of the index, the options, what is there, and what comes back."""
+"""Checks of a push: its index, its options, the existing table, and the answers."""
 
 import json
 import math
