@@ -4,7 +4,7 @@ Bytes that grow with the rows (codes, ids, lists, graph) are kept apart from tho
 (matrix, codebooks, centroids), so that figures of one corpus apply to another.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from typing import Any
 
 from whiten_index.index.factory import inner_index
@@ -43,10 +43,6 @@ class IndexBytes:
         """All bytes."""
         return self.per_row_total + self.fixed
 
-    def __add__(self, other: "IndexBytes") -> "IndexBytes":
-        names = [field.name for field in fields(self)]
-        return IndexBytes(**{name: getattr(self, name) + getattr(other, name) for name in names})
-
     def to_json(self) -> dict[str, int]:
         """Return the split and the total as JSON values."""
         return {**vars(self), "total": self.total}
@@ -55,8 +51,8 @@ class IndexBytes:
 def expected_bytes(factory: str, *, rows: int, dim: int, k: int) -> IndexBytes:
     """Return the bytes of an index of ``rows`` rows, by the structure of the empty one."""
     # Centring, and the matrix.
-    transform = IndexBytes(matrix=_FLOAT * (dim + dim * k))
-    return transform + measured_bytes(inner_index(factory, k), rows=rows)
+    inner = measured_bytes(inner_index(factory, k), rows=rows)
+    return replace(inner, matrix=_FLOAT * (dim + dim * k))
 
 
 def measured_bytes(index: Any, *, rows: int | None = None) -> IndexBytes:
@@ -69,13 +65,14 @@ def measured_bytes(index: Any, *, rows: int | None = None) -> IndexBytes:
     holder, index = index, faiss.downcast_index(index)
     assert holder is not None
     if isinstance(index, faiss.IndexPreTransform):
-        return IndexBytes(matrix=_transform_bytes(index)) + measured_bytes(index.index, rows=rows)
+        inner = measured_bytes(index.index, rows=rows)
+        return replace(inner, matrix=inner.matrix + _transform_bytes(index))
     held = int(index.ntotal) if rows is None else rows
     if isinstance(index, faiss.IndexIVF):
         return _list_bytes(index, held, filled=rows is None)
     if isinstance(index, faiss.IndexHNSW):
         graph = _graph_bytes(index, held, filled=rows is None)
-        return IndexBytes(graph=graph) + measured_bytes(index.storage, rows=rows)
+        return replace(measured_bytes(index.storage, rows=rows), graph=graph)
     if isinstance(index, faiss.IndexFastScan):
         # Codes come in blocks, and the last one is filled up.
         held = -(-held // index.bbs) * index.bbs

@@ -1,6 +1,6 @@
 """Tune an index: the least lists and candidates that reach a recall of its held-out queries."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -106,11 +106,11 @@ def tune(inner: Any, truth: GroundTruth, *, target: float, candidates: int = 0) 
     for a query if they are scored again.
     """
     measure = partial(recall_of, inner, truth, candidates=candidates)
-    parameters, knob = dict[str, int](), _knob(inner)
-    if knob is None:
+    parameters, (holder, name, ladder) = dict[str, int](), _parameter(inner)
+    if not name:
         recall = measure()
     else:
-        parameters[knob.name], recall = _least(knob, measure, target)
+        parameters[name], recall = _least(partial(setattr, holder, name), ladder, measure, target)
     return OperatingPoint(parameters, recall, target, recall >= target, len(truth.queries))
 
 
@@ -163,29 +163,25 @@ def without_own(values: NDArray[Any], found: Rows, own: Rows) -> NDArray[Any]:
     return others
 
 
-@dataclass(frozen=True)
-class _Knob:
-    """A parameter: its name, the values tried first, and its setter."""
-
-    name: str
-    ladder: tuple[int, ...]
-    set: Callable[[int], None]
-
-
-def _least(knob: _Knob, measure: Callable[[], float], target: float) -> tuple[int, float]:
-    """Set a knob to its least value that reaches the target, or comes near to the best."""
+def _least(
+    set_to: Callable[[int], None],
+    ladder: Sequence[int],
+    measure: Callable[[], float],
+    target: float,
+) -> tuple[int, float]:
+    """Set a parameter to its least value that reaches the target, or comes near to the best."""
     known: dict[int, float] = {}
 
     def recall_at(value: int) -> float:
         if value not in known:
-            knob.set(value)
+            set_to(value)
             known[value] = measure()
         return known[value]
 
     before = -1.0
-    for value in knob.ladder:
+    for value in ladder:
         recall = recall_at(value)
-        if recall >= target or (value > 4 * knob.ladder[0] and recall - before < _PLATEAU):
+        if recall >= target or (value > 4 * ladder[0] and recall - before < _PLATEAU):
             break
         before = recall
     goal = min(target, max(known.values()) - (0 if max(known.values()) >= target else _AS_GOOD))
@@ -194,28 +190,25 @@ def _least(knob: _Knob, measure: Callable[[], float], target: float) -> tuple[in
     while high - low > max(1, low // 16):
         middle = (low + high) // 2
         low, high = (low, middle) if recall_at(middle) >= goal else (middle, high)
-    knob.set(high)
+    set_to(high)
     return high, recall_at(high)
 
 
 def has_parameters(inner: Any) -> bool:
     """Return whether there is anything to set: lists, or candidates of a graph."""
-    return _knob(inner) is not None
+    return bool(_parameter(inner)[1])
 
 
-def _knob(inner: Any) -> _Knob | None:
+def _parameter(inner: Any) -> tuple[Any, str, tuple[int, ...]]:
+    """Return the holder of an index's parameter, its name, or none, and the values tried first."""
     index = load_faiss().downcast_index(inner)
     # An index on a GPU has lists, but its class is not one of the CPU's.
     lists = index if hasattr(index, "nlist") else lists_of(index)
     if lists is not None:
         most = int(lists.nlist) if lists_of(index) is not None else MOST_ON_GPU
-        ladder = _doubled(1, min(int(lists.nlist), most))
-        return _Knob("nprobe", ladder, lambda value: setattr(lists, "nprobe", value))
+        return lists, "nprobe", _doubled(1, min(int(lists.nlist), most))
     graph = getattr(index, "hnsw", None)
-    if graph is None:
-        return None
-    ladder = _doubled(16, 2_048)
-    return _Knob("efSearch", ladder, lambda value: setattr(graph, "efSearch", value))
+    return graph, "" if graph is None else "efSearch", _doubled(16, 2_048)
 
 
 def _doubled(first: int, last: int) -> tuple[int, ...]:

@@ -153,17 +153,12 @@ class QueryTransform:
         def read(version: Version) -> QueryTransform:
             if verify is not None:
                 version.check()
-            return cls.of_version(version, **opening)
+            fields, whitening = version.fields, Whitening.load(version.file(WHITENING))
+            encoder = {**fields["encoder"], "fingerprint": fields["encoder_fingerprint"]}
+            return cls(whitening, encoder, version=fields["version"], **opening)
 
         made = with_published(root, read, mirror, verify=verify or "full")
         return made if k is None else made.truncate(k)
-
-    @classmethod
-    def of_version(cls, version: Version, **opening: Unpack[EncoderOpening]) -> "QueryTransform":
-        """Read the transform of an opened version; see ``of``."""
-        fields, whitening = version.fields, Whitening.load(version.file(WHITENING))
-        encoder = {**fields["encoder"], "fingerprint": fields["encoder_fingerprint"]}
-        return cls(whitening, encoder, version=fields["version"], **opening)
 
     @classmethod
     def load(cls, folder: Path | str, **opening: Unpack[EncoderOpening]) -> "QueryTransform":

@@ -284,19 +284,16 @@ def _scorer(collator: Any, dev: StsSet) -> "Score":
     from whiten_index.evaluation.metrics import correlate, pair_cosines
     from whiten_index.training.contrastive_model import ContrastiveModel, embed
 
-    chosen = [row for row, scored in enumerate(dev.scored) if scored]
-    first, second = ([texts[row] for row in chosen] for texts in (dev.first, dev.second))
-    gold = dev.scores[chosen]
-    texts = list(dict.fromkeys([*first, *second]))
-    place = {text: number for number, text in enumerate(texts)}
-    rows, others = ([place[text] for text in side] for side in (first, second))
-    close = gold > POSITIVE_ABOVE
+    pairs = dev.scored_pairs()
+    place = {text: number for number, text in enumerate(dict.fromkeys(pairs.texts))}
+    rows, others = ([place[text] for text in side] for side in (pairs.first, pairs.second))
+    close = pairs.scores > POSITIVE_ABOVE
 
     def score(model: ContrastiveModel) -> dict[str, float]:
-        found = embed(model, texts, collator)
+        found = embed(model, list(place), collator)
         a, b = found[rows], found[others]
         spearman, _ = correlate(
-            gold, pair_cosines(a, b), ["dev"] * len(gold), averaged=False, name=_STSB
+            pairs.scores, pair_cosines(a, b), pairs.subsets, averaged=False, name=_STSB
         )
         scores = {BEST: spearman["all"], "uniformity": uniformity(found)}
         return scores | ({"alignment": alignment(a[close], b[close])} if close.any() else {})
