@@ -9,10 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 
+from tests.helpers.bad_input import fails, succeed
 from whiten_index import open_index
-from whiten_index.cli import cli
 from whiten_index.cli.demo import docstrings
 
 
@@ -46,9 +45,8 @@ def test_the_demo_needs_a_folder_and_writes_into_no_pipe(
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "folder" / "docstrings.parquet")
     reader = os.open(tmp_path / "folder" / "docstrings.parquet", os.O_RDONLY | os.O_NONBLOCK)
-    done = CliRunner().invoke(cli, ["demo", place, "--rows", "1000"])
+    fails(2, "Error:", "demo", place, "--rows", 1000)
     os.close(reader)
-    assert (done.exit_code, done.output[:6]) == (2, "Error:"), done.output
 
 
 @pytest.mark.parametrize("name", ["docstrings.parquet", "index"])
@@ -58,19 +56,15 @@ def test_the_demo_leaves_what_is_not_its_own(tmp_path: Path, name: str) -> None:
     if name == "docstrings.parquet":
         pq.write_table(pa.table({"name": ["a"], "text": ["b"]}), own)
     before = own.read_bytes()
-    done = CliRunner().invoke(cli, ["demo", str(tmp_path), "--rows", "1000"])
-    assert done.exit_code == 2
-    assert "is left as it is; name another" in done.output
+    fails(2, "is left as it is; name another", "demo", tmp_path, "--rows", 1000)
     assert own.read_bytes() == before
     assert [each.name for each in tmp_path.iterdir()] == [name]
 
 
 @pytest.mark.slow
 def test_the_demo_publishes_an_index(tmp_path: Path) -> None:
-    done = CliRunner().invoke(cli, ["demo", str(tmp_path / "d"), "--rows", "1000"])
-    assert done.exit_code == 0, done.output
-    assert f"whiten-index serve {tmp_path / 'd' / 'index'}" in done.output
+    printed = succeed("demo", tmp_path / "d", "--rows", 1000)
+    assert f"whiten-index serve {tmp_path / 'd' / 'index'}" in printed
     assert len(open_index(tmp_path / "d" / "index")) == 1_000
     # A demo is made again where one is.
-    done = CliRunner().invoke(cli, ["demo", str(tmp_path / "d"), "--rows", "1100"])
-    assert done.exit_code == 0, done.output
+    succeed("demo", tmp_path / "d", "--rows", 1100)

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from whiten_index import BuildConfig, build_index, open_index
+from tests.helpers import builds
+from tests.helpers.builds import write_rows
+from whiten_index import open_index
 from whiten_index.errors import ConfigError
 from whiten_index.index.choice import CODECS, IndexPlan, choose_factory
 from whiten_index.index.factory import inner_index
@@ -80,19 +80,13 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("corpus") / "c.parquet"
     rng = np.random.default_rng(0)
     rows = (rng.standard_normal((ROWS, DIM)) * np.linspace(2, 0.5, DIM)).astype(np.float32)
-    pq.write_table(pa.table({"id": np.arange(ROWS), "embedding": list(rows)}), path)
+    write_rows(path, rows)
     return path
 
 
-def config(corpus: Path, out: Path, **more: Any) -> BuildConfig:
-    return BuildConfig(
-        corpus=(str(corpus),), embedding_column="embedding", id_column="id", out=str(out),
-        **{"whiten": "pca", "k": K, "store": str(corpus.parent / "store"), **more},
-    )  # fmt: skip
-
-
 def build(corpus: Path, out: Path, **more: Any) -> BuildReport:
-    return build_index(config(corpus, out, **more))
+    given = {"whiten": "pca", "k": K, "store": str(corpus.parent / "store"), **more}
+    return builds.build(out, str(corpus), **given)
 
 
 @pytest.mark.parametrize(

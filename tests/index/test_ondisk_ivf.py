@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.helpers.builds import write_rows
 from whiten_index import BuildConfig, build_index, encode_corpus, open_index
 from whiten_index.errors import ConfigError, StorageError
 from whiten_index.index.factory import inner_index
@@ -82,9 +83,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("corpus") / "c.parquet"
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((40_000, DIM)).astype(np.float32) * np.linspace(2, 0.5, DIM)
-    column = pa.FixedSizeListArray.from_arrays(rows.astype(np.float32).ravel(), DIM)
-    pq.write_table(pa.table({"id": np.arange(len(rows)), "embedding": column}), path)
-    return str(path)
+    return write_rows(path, rows.astype(np.float32))
 
 
 def options(corpus: str, out: Path, **more: Any) -> dict[str, Any]:

@@ -5,11 +5,9 @@ from typing import Any
 
 import faiss
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from whiten_index import BuildConfig, build_index
+from tests.helpers.builds import build, write_rows
 from whiten_index.index.exact import exact_neighbours
 from whiten_index.index.factory import inner_index, inner_of
 from whiten_index.index.gpu import most_on_gpu
@@ -146,13 +144,9 @@ def test_a_graph_has_its_recall_for_queries_from_outside(tmp_path: Path, factory
     rng = np.random.default_rng(5)
     rows = (rng.standard_normal((6_000, 32)) * np.arange(1, 33) ** -0.5).astype(np.float32)
     queries = (rng.standard_normal((500, 32)) * np.arange(1, 33) ** -0.5).astype(np.float32)
-    pq.write_table(pa.table({"id": np.arange(6_000), "e": list(rows)}), tmp_path / "c.parquet")
-    report = build_index(
-        BuildConfig(
-            corpus=(str(tmp_path / "c.parquet"),), embedding_column="e", id_column="id",
-            whiten="none", factory=factory, out=str(tmp_path / "o"), threads=1,
-        )
-    )  # fmt: skip
+    corpus = write_rows(tmp_path / "c.parquet", rows)
+    how = {"k": None, "whiten": "none", "factory": factory, "threads": 1}
+    report = build(tmp_path / "o", corpus, **how)
     (file,) = tmp_path.glob("o/versions/*/index.faiss")
     index = faiss.read_index(str(file))
     vectors = unit_rows(rows)

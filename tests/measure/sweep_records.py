@@ -1,5 +1,6 @@
-"""Records of sweeps that never ran, shaped as a sweep writes them."""
+"""Records of sweeps: those of sweeps that never ran are shaped as a sweep writes them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,16 @@ def write_results(path: Path, records: list[Any]) -> Path:
     """Write records as JSON lines."""
     path.write_bytes(b"".join(map(line_of, records)))
     return path
+
+
+def lines_of(out: Path) -> list[dict[str, Any]]:
+    """Return the lines that a sweep wrote."""
+    return [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+
+
+def points_of(out: Path) -> dict[str, dict[str, Any]]:
+    """Return key -> record of the points that a sweep wrote."""
+    return {line["key"]: line for line in lines_of(out) if line["type"] == "point"}
 
 
 def read(folder: Path, *records: Any) -> list[Sweep]:

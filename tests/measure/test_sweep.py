@@ -7,14 +7,13 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
-import pyarrow as pa
 import pytest
-from click.testing import CliRunner, Result
 
-from tests.helpers.builds import cosines
+from tests.helpers.bad_input import fails, succeed
+from tests.helpers.builds import cosines, write_rows
+from tests.measure.sweep_records import lines_of, points_of
 from whiten_index import open_index
 from whiten_index.artifacts.lock import only_writer
-from whiten_index.cli import cli
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, CorpusError, StorageError
 from whiten_index.measure.results import command_of, line_of, read_sweeps
 from whiten_index.measure.sweep_config import SweepConfig, grid
@@ -34,32 +33,19 @@ def embeddings() -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory, write_parquet, embeddings) -> Path:
+def corpus(tmp_path_factory, embeddings) -> str:
     path = tmp_path_factory.mktemp("sweep") / "vectors.parquet"
-    column = pa.FixedSizeListArray.from_arrays(pa.array(embeddings.ravel()), DIM)
-    return write_parquet(path, {"id": [f"d{i}" for i in range(ROWS)], "v": column})
+    return write_rows(path, embeddings, id=[f"d{i}" for i in range(ROWS)])
 
 
-def options(corpus: Path, out: Path, **more) -> dict:
+def options(corpus: str, out: Path, **more) -> dict:
     return {
-        "corpus": [str(corpus)], "embedding_column": "v", "store_dtype": "float32",
+        "corpus": [corpus], "embedding_column": "embedding", "store_dtype": "float32",
         "id_column": "id", "out": str(out), "sample": HELD, "threads": 1, **more,
     }  # fmt: skip
 
 
-def lines_of(out: Path) -> list[dict]:
-    return [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
-
-
-def points_of(out: Path) -> dict[str, dict]:
-    return {line["key"]: line for line in lines_of(out) if line["type"] == "point"}
-
-
 FEW = {"widths": "8", "transforms": "pca", "codecs": "fp32", "indexes": "flat", "baselines": False}
-
-
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, list(map(str, arguments)))
 
 
 def config_of(**more):
@@ -100,11 +86,10 @@ def test_a_corpus_without_a_name_of_its_own_has_that_of_its_folder(tmp_path, mon
     assert {each: config_of(corpus=[each]).dataset_name for each in names} == names
 
 
-def test_any_of_equal_neighbours_counts_as_found(tmp_path, write_parquet):
+def test_any_of_equal_neighbours_counts_as_found(tmp_path):
     # Each row seven times: which of them an index gives first is its own affair.
     rows = np.tile(np.random.default_rng(0).normal(size=(100, DIM)).astype(np.float32), (7, 1))
-    column = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), DIM)
-    path = write_parquet(tmp_path / "c.parquet", {"id": list(map(str, range(700))), "v": column})
+    path = write_rows(tmp_path / "c.parquet", rows)
     wishes = {**FEW, "widths": str(DIM), "sample": 40, "baselines": True}
     run_sweep(SweepConfig(**options(path, tmp_path / "out", **wishes)))
     points = {key: p for key, p in points_of(tmp_path / "out").items() if "/fp32/flat" in key}
@@ -130,15 +115,13 @@ def test_the_grid_holds_every_combination_once_and_graphs_at_the_middle_widths()
 def test_a_job_file_gives_defaults_that_flags_override(corpus, tmp_path):
     job = tmp_path / "job.toml"
     job.write_text(
-        f"corpus = {json.dumps(str(corpus))}\nembedding_column = 'v'\nid-column = 'id'\n"
+        f"corpus = {json.dumps(corpus)}\nembedding_column = 'embedding'\nid-column = 'id'\n"
         f"out = {json.dumps(str(tmp_path / 'out'))}\nk = [4, 8]\ntransforms = 'pca'\n"
         "codecs = ['fp32']\nindexes = ['flat']\nbaselines = false\nrerank = 0\nwhiten = 'pca'\n"
     )
 
     def planned(*flags: str) -> int:
-        done = invoke("sweep", "--config", job, *flags, "--plan", "--json")
-        assert done.exit_code == 0, done.output
-        return json.loads(done.stdout)["points"]
+        return json.loads(succeed("sweep", "--config", job, *flags, "--plan", "--json"))["points"]
 
     assert planned() == 2
     assert not (tmp_path / "out").exists()
@@ -155,8 +138,7 @@ def test_a_job_file_gives_defaults_that_flags_override(corpus, tmp_path):
         ),
     ):
         job.write_text(text)
-        done = invoke("sweep", "--config", job, "--plan")
-        assert (done.exit_code, message in done.output) == (2, True)
+        fails(2, message, "sweep", "--config", job, "--plan")
 
 
 def test_fewer_rows_held_out_than_asked_for_are_reported(tmp_path, corpus):
@@ -275,8 +257,7 @@ def test_the_commands_of_a_point_can_be_run(tmp_path, corpus, monkeypatch):
     build, search = command_of(sweep, point).split(" && ")
     monkeypatch.chdir(tmp_path)
     for command in (build, search.replace(" ID", " d0")):
-        done = invoke(*shlex.split(command)[1:])
-        assert done.exit_code == 0, done.output
+        succeed(*shlex.split(command)[1:])
     config = open_index("INDEX").bundle.manifest["config"]
     assert (config["seed"], config["similarity"]) == (3, "dot")
 
@@ -326,9 +307,8 @@ def test_more_points_join_their_run_and_other_settings_start_another(tmp_path, c
     assert runs == {first.runs[0]: 3, other.runs[0]: 1, auto.runs[0]: 1}
 
 
-def test_a_tiny_corpus_is_refused(tmp_path, write_parquet):
-    column = pa.FixedSizeListArray.from_arrays(pa.array(np.eye(8, dtype="f4").ravel()), 8)
-    corpus = write_parquet(tmp_path / "tiny.parquet", {"id": list(range(8)), "v": column})
+def test_a_tiny_corpus_is_refused(tmp_path):
+    corpus = write_rows(tmp_path / "tiny.parquet", np.eye(8, dtype="f4"))
     with pytest.raises(CorpusError, match="8 rows are too few to compare indexes on"):
         run_sweep(SweepConfig(**options(corpus, tmp_path / "out", widths="4")))
 

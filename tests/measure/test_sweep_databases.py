@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers.bad_input import fails, run, succeed
+from tests.helpers.builds import write_rows
 from tests.helpers.corpora import write_judged
+from tests.measure.sweep_records import points_of
 from tests.vectordb.postgres.helpers import connected
 from tests.vectordb.pushed_rows import Rows
 from whiten_index import SweepConfig, run_sweep
@@ -38,24 +38,16 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     centres = rng.standard_normal((40, DIM))
     rows = centres[rng.integers(40, size=ROWS)] + 0.8 * rng.standard_normal((ROWS, DIM))
     rows *= np.arange(1, DIM + 1) ** -0.4
-    flat = pa.array(rows.astype(np.float32).ravel())
     path = tmp_path_factory.mktemp("inside") / "c.parquet"
-    ids = pa.array([f"d{i}" for i in range(ROWS)])
-    table = {"id": ids, "e": pa.FixedSizeListArray.from_arrays(flat, DIM)}
-    pq.write_table(pa.table(table), path)
+    write_rows(path, rows.astype(np.float32), id=[f"d{i}" for i in range(ROWS)])
     return path
 
 
 def asked(corpus: Path, out: Path, *more: Any) -> list[Any]:
     return [
-        "sweep", corpus, "--embedding-column", "e", "--id-column", "id", "--out", out, "--sample",
-        "40", "--transforms", "pca", "--k", "8", *more,
+        "sweep", corpus, "--embedding-column", "embedding", "--id-column", "id", "--out", out,
+        "--sample", "40", "--transforms", "pca", "--k", "8", *more,
     ]  # fmt: skip
-
-
-def points_of(out: Path) -> dict[str, dict[str, Any]]:
-    lines = map(json.loads, (out / "results.jsonl").read_text().splitlines())
-    return {line["key"]: line for line in lines if line["type"] == "point"}
 
 
 def tables_of(address: str) -> list[str]:
@@ -160,13 +152,12 @@ def test_a_file(corpus: Path, tmp_path: Path, address: str, codecs: set[str]) ->
 
 def test_numbers_that_are_no_half_are_not_measured(tmp_path: Path) -> None:
     rows = 1e5 * np.random.default_rng(0).standard_normal((200, DIM)).astype(np.float32)
-    column = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), DIM)
-    table = pa.table({"id": list(map(str, range(200))), "e": column})
-    pq.write_table(table, tmp_path / "c.parquet")
+    write_rows(tmp_path / "c.parquet", rows)
     wishes = {"similarity": "dot", "databases": (f"lancedb://{tmp_path}/l",)}
     config = SweepConfig(
-        corpus=(str(tmp_path / "c.parquet"),), embedding_column="e", id_column="id", widths="8",
-        out=str(tmp_path / "out"), sample=30, transforms="pca", codecs="float32,float16", **wishes,
+        corpus=(str(tmp_path / "c.parquet"),), embedding_column="embedding", id_column="id",
+        out=str(tmp_path / "out"), widths="8", sample=30, transforms="pca",
+        codecs="float32,float16", **wishes,
     )  # fmt: skip
     skipped = run_sweep(config).skipped
     assert {point["codec"] for point in points_of(tmp_path / "out").values()} == {"fp32", "float32"}

@@ -1,6 +1,5 @@
 """Sweeps over judged queries, of sets in BEIR form."""
 
-import json
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -8,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.corpora import write_judged, write_set
+from tests.measure.sweep_records import points_of
 from whiten_index import BuildConfig, SweepConfig, build_index, run_sweep
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation.judgements import corpus_file, parquet_corpus, queries_file
@@ -36,11 +36,6 @@ def options(tmp_path: Path, beir: Path, tiny_model: Path, store: Path, **more) -
         "qrels": str(folder / "qrels" / "test.tsv"), "widths": "8,16", "threads": 1, **WISHES,
         **more,
     }  # fmt: skip
-
-
-def points_of(out: Path) -> dict[str, dict]:
-    lines = map(json.loads, (out / "results.jsonl").read_text().splitlines())
-    return {line["key"]: line for line in lines if line["type"] == "point"}
 
 
 def test_queries_are_encoded_once(tmp_path, beir, tiny_model, store, monkeypatch):

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.bad_input import fails
 from tests.measure.sweep_records import DIM, RAW, header, point, read, sweep_records, write_results
 from whiten_index.cli import cli
-from whiten_index.errors import ArtifactError, ConfigError
+from whiten_index.errors import ArtifactError
 from whiten_index.measure import results, sweep_report
 from whiten_index.measure.results import AGREEMENT, ESTIMATE, NDCG, PER_ROW, read_sweeps, recommend
 from whiten_index.measure.sweep_report import write_report
@@ -320,13 +320,11 @@ def test_the_markdown_is_one_table_a_sweep_in_which_names_are_no_markup(report):
 @pytest.mark.parametrize("name", ["report.md", "report.html"])
 def test_reports_of_others_stay_as_they_are(tmp_path, name):
     write_results(tmp_path / "results.jsonl", [header(), RAW])
-    sweep = ["sweep", "no.parquet", "--text-column", "text", "--out", str(tmp_path)]
+    sweep = ["sweep", "no.parquet", "--text-column", "text", "--out", tmp_path]
     for make in (Path.mkdir, lambda path: path.write_text("## my own")):
         make(tmp_path / name)
-        for command in (["report", str(tmp_path)], sweep):
-            done = CliRunner().invoke(cli, command)
-            assert done.exit_code == ConfigError.exit_code
-            assert f"{name} holds something else than the report of a sweep" in done.output
+        for command in (["report", tmp_path], sweep):
+            fails(2, f"{name} holds something else than the report of a sweep", *command)
         if (tmp_path / name).is_dir():
             (tmp_path / name).rmdir()
     assert (tmp_path / name).read_text() == "## my own"

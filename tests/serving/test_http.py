@@ -18,14 +18,13 @@ import httpx
 import numpy as np
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
 from starlette.testclient import TestClient
 
 from tests.helpers import builds
+from tests.helpers.bad_input import fails, succeed
 from tests.helpers.builds import build_of, random_rows
 from tests.serving.conftest import ROWS, K, Make, Serve, Server
 from whiten_index import QueryTransform, open_index
-from whiten_index.cli import cli
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.search.search_index import Opened
 from whiten_index.serving.serve_options import ServeOptions
@@ -195,10 +194,10 @@ def test_times_have_one_form_on_the_server_the_command_line_and_in_runs(tmp_path
         answer = client.post("/v1/search", json={"embeddings": rows[:1].tolist(), "top_k": 1})
     run = tmp_path / "run.jsonl"
     asked = ["--queries", str(source), "--embedding-column", "embedding", "--run", str(run)]
-    assert CliRunner().invoke(cli, ["search", str(index), *asked]).exit_code == 0
-    printed = CliRunner().invoke(cli, ["search", str(index), "--like", "0", "--json"])
+    succeed("search", index, *asked)
+    printed = succeed("search", index, "--like", 0, "--json")
     wanted = {name: form for name, (_, _, form) in kept.items()}
-    for found in (answer.text, run.read_text().splitlines()[0], printed.stdout):
+    for found in (answer.text, run.read_text().splitlines()[0], printed):
         answered = json.loads(found)
         hits = answered.get("hits") or answered["results"][0]["hits"]
         assert hits[0]["columns"] == wanted
@@ -681,10 +680,9 @@ def test_a_server_that_cannot_start_says_why(
     large = tmp_path / "large"
     with large.open("wb") as file:
         file.truncate(1 << 27)
-    given = ["serve", str(index), *(each.format(index=index, large=large) for each in arguments)]
+    given = ["serve", index, *(each.format(index=index, large=large) for each in arguments)]
     monkeypatch.delenv("WHITEN_INDEX_TOKEN", raising=False)
-    done = CliRunner().invoke(cli, given if "--port" in given else [*given, "--port", "0"])
-    assert (done.exit_code, words in done.output) == (status, True), done.output
+    fails(status, words, *given, *([] if "--port" in given else ["--port", 0]))
 
 
 def test_a_web_socket_is_no_way_in(guarded: Server) -> None:

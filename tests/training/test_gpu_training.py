@@ -1,36 +1,16 @@
 """Training on a CUDA device: run with ``pytest -m gpu``."""
 
-from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 
-from whiten_index import TrainingConfig, load_encoder, train_encoder
+from whiten_index import load_encoder, train_encoder
 from whiten_index.training.group_whitening import ShuffledGroupWhitening
 from whiten_index.training.training_config import GroupMap, Precision
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture
-def config(tiny_model: Path, tiny_words: list[str], tmp_path: Path) -> Any:
-    rng = np.random.default_rng(0)
-    texts = [" ".join(rng.choice(tiny_words, size=8)) for _ in range(400)]
-    pq.write_table(pa.table({"text": texts}), tmp_path / "s.parquet")
-
-    def make(**options: Any) -> TrainingConfig:
-        values = {
-            "corpus": (str(tmp_path / "s.parquet"),), "out": str(tmp_path / "model"),
-            "model": str(tiny_model), "groups": 8, "batch_size": 16, "max_steps": 6,
-            "learning_rate": 1e-3, "device": "cuda", **options,
-        }  # fmt: skip
-        return TrainingConfig(**values)
-
-    return make
 
 
 @pytest.mark.parametrize("kind", get_args(GroupMap))
@@ -56,8 +36,7 @@ def test_whitening_and_its_gradient_are_those_of_a_cpu(kind: GroupMap) -> None:
 def test_a_training_in_any_precision_ends_with_an_encoder_for_any_device(
     config: Any, precision: Precision, whiten: bool
 ) -> None:
-    options: dict[str, Any] = {} if whiten else {"whiten": False}
-    report = train_encoder(config(precision=precision, **options))
+    report = train_encoder(config(device="cuda", precision=precision, whiten=whiten))
     assert report.facts["steps"] == 6
     on_cpu = load_encoder(str(report.out), device="cpu").encode(["a cat", "a dog"])
     assert np.isfinite(on_cpu).all()
