@@ -15,6 +15,7 @@ _MEASURES = {"ndcg": "ndcg_cut", "recall": "recall", "map": "map_cut", "mrr": "r
 # Seven ASCII digits at most: trec_eval's counters cannot hold more.
 _METRIC = re.compile(r"([a-z]+)@0*([1-9][0-9]{0,6})")
 _DEEPEST = 1_000_000
+_DRAWS = 2_000  # of a bootstrap
 
 
 def evaluate_each(qrels: Qrels, run: Run, metric: str) -> dict[str, float]:
@@ -45,14 +46,12 @@ def evaluate_each(qrels: Qrels, run: Run, metric: str) -> dict[str, float]:
     return {query: float(found[query][key]) if query in found else 0.0 for query in judged}
 
 
-def mean_interval(values: NDArray[np.float64], draws: int = 2_000) -> tuple[float, float]:
+def mean_interval(values: NDArray[np.float64], draws: int = _DRAWS) -> tuple[float, float]:
     """Return the 95 % interval of the mean of (n,) values, by bootstrap."""
     return _interval(drawn.mean(axis=-1) for drawn in _resampled(values, draws))
 
 
-def correlation_interval(
-    gold: ArrayLike, predicted: ArrayLike, draws: int = 2_000
-) -> tuple[float, float]:
+def correlation_interval(gold: ArrayLike, predicted: ArrayLike) -> tuple[float, float]:
     """Return the 95 % interval of the rank correlation of (n,) scores, by bootstrap over pairs.
 
     Ranks are those among all pairs. A draw in which all of either side are equal is left out.
@@ -66,7 +65,7 @@ def correlation_interval(
         found: NDArray[np.float64] = xy / np.sqrt(xx * yy)
         return found
 
-    return _interval(map(correlations, _resampled(both, draws)))
+    return _interval(map(correlations, _resampled(both, _DRAWS)))
 
 
 def _resampled(values: NDArray[np.float64], draws: int) -> Iterator[NDArray[np.float64]]:
