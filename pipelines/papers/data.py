@@ -15,7 +15,6 @@ from whiten_index.evaluation.sts_sets import StsSet, chosen_sets, read_sts
 VARIABLE = "WHITEN_INDEX_DATA"
 _PAIRS, _TASKS = Path("sts") / "sts_raw.parquet", Path("senteval")
 _SICK = {"SICK-R": "test"}
-_RTE = "RTE"
 
 
 @dataclass

@@ -107,9 +107,9 @@ def nearest(rows: np.ndarray, queries: np.ndarray, top_k: int) -> tuple[np.ndarr
     return order, np.take_along_axis(cosines, order, axis=1)
 
 
-def ndcg(ranking: Sequence[str], relevant: Mapping[str, int], top_k: int = 10) -> float:
-    """Return nDCG@k of one query: gains by relevance, discounted by log2 of the rank + 1."""
-    gains = [relevant.get(each, 0) / np.log2(rank + 2) for rank, each in enumerate(ranking[:top_k])]
-    best = sorted(relevant.values(), reverse=True)[:top_k]
+def ndcg(ranking: Sequence[str], relevant: Mapping[str, int]) -> float:
+    """Return nDCG@10 of one query: gains by relevance, discounted by log2 of the rank + 1."""
+    gains = [relevant.get(each, 0) / np.log2(rank + 2) for rank, each in enumerate(ranking[:10])]
+    best = sorted(relevant.values(), reverse=True)[:10]
     ideal = sum(gain / np.log2(rank + 2) for rank, gain in enumerate(best))
     return float(sum(gains) / ideal) if ideal else 0.0

@@ -17,7 +17,7 @@ class _Local:
         self.dataset, self.data_loaded = self.data, True
 
 
-def _task(base: type, kind: str, main_score: str, data: Any, **attributes: Any) -> Any:
+def _task(base: type, kind: str, main_score: str, data: Any) -> Any:
     metadata = TaskMetadata(
         dataset={"path": "local", "revision": "1"},
         name=f"Local{kind}",
@@ -27,29 +27,23 @@ def _task(base: type, kind: str, main_score: str, data: Any, **attributes: Any) 
         eval_langs=["eng-Latn"],
         main_score=main_score,
     )
-    return type(kind, (_Local, base), {"metadata": metadata, "data": data, **attributes})()
+    return type(kind, (_Local, base), {"metadata": metadata, "data": data})()
 
 
 def sts(first: Sequence[str], second: Sequence[str], score: Sequence[float]) -> Any:
     rows = {"sentence1": list(first), "sentence2": list(second), "score": list(score)}
-    return _task(AbsTaskSTS, "STS", "cosine_spearman", _test(rows))
+    return _task(AbsTaskSTS, "STS", "cosine_spearman", DatasetDict(test=Dataset.from_dict(rows)))
 
 
 def retrieval(
     documents: Sequence[Mapping[str, str]],
     queries: Sequence[Mapping[str, str]],
     qrels: Mapping[str, Mapping[str, int]],
-    top_ranked: Mapping[str, Sequence[str]] | None = None,
 ) -> Any:
     split = {
         "corpus": Dataset.from_list(list(documents)),
         "queries": Dataset.from_list(list(queries)),
         "relevant_docs": qrels,
-        "top_ranked": top_ranked,
+        "top_ranked": None,
     }
-    kind = "Retrieval" if top_ranked is None else "Reranking"
-    return _task(AbsTaskRetrieval, kind, "ndcg_at_10", {"default": {"test": split}})
-
-
-def _test(rows: Mapping[str, Any]) -> DatasetDict:
-    return DatasetDict(test=Dataset.from_dict(dict(rows)))
+    return _task(AbsTaskRetrieval, "Retrieval", "ndcg_at_10", {"default": {"test": split}})

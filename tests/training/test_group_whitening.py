@@ -16,13 +16,13 @@ from whiten_index.training.training_config import GroupMap
 DIM = 24
 
 
-def features(rows: int = 64, dim: int = DIM, *, seed: int = 0, condition: float = 1e3) -> Any:
+def features(*, seed: int = 0, condition: float = 1e3) -> Any:
     """Return correlated rows (n, d) with a mean, whose covariance has about that condition."""
     rng = np.random.default_rng(seed)
-    turn, _ = np.linalg.qr(rng.standard_normal((dim, dim)))
-    spread = np.geomspace(1, condition**-0.5, dim)
-    rows_ = rng.standard_normal((rows, dim)) * spread @ turn.T + rng.standard_normal(dim)
-    return torch.from_numpy(rows_)
+    turn, _ = np.linalg.qr(rng.standard_normal((DIM, DIM)))
+    spread = np.geomspace(1, condition**-0.5, DIM)
+    rows = rng.standard_normal((64, DIM)) * spread @ turn.T + rng.standard_normal(DIM)
+    return torch.from_numpy(rows)
 
 
 def zca(group: NDArray[np.float64], epsilon: float) -> NDArray[np.float64]:

@@ -100,23 +100,17 @@ def test_nothing_gentler_is_as_good_and_nothing_chosen_is_worse(drawn):
     assert all(leaders[k].score < 0.97 * top for k in leaders if k < chosen.k)
 
 
-def problem(noise, *, mean=0.0, seed=0, count=600):
-    """Documents of a falling spectrum, and of each a query: itself with noise, and a fit of more.
+def problem(noise, *, seed):
+    """Return documents of a falling spectrum, and of each a query: itself with noise.
 
-    Args:
-        noise: from spreads (d,) of the documents to spreads of the noise.
-        mean: length of what all of them share.
-        seed: of the draw.
-        count: documents.
+    ``noise`` gives the spreads (d,) of the noise from those of the documents.
     """
     rng = np.random.default_rng(seed)
     spread = np.geomspace(1, 0.05, DIM)
     turn = np.linalg.qr(rng.normal(size=(DIM, DIM)))[0]
-    documents = rng.normal(size=(count, DIM)) * spread
-    queries = documents + rng.normal(size=(count, DIM)) * noise(spread)
-    away = mean * rng.normal(size=DIM) / np.sqrt(DIM)
-    documents, queries = ((x + away) @ turn for x in (documents, queries))
-    return documents, queries
+    documents = rng.normal(size=(600, DIM)) * spread
+    queries = documents + rng.normal(size=(600, DIM)) * noise(spread)
+    return documents @ turn, queries @ turn
 
 
 def chosen_for(documents, queries, **given_):
