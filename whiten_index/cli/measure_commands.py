@@ -18,6 +18,7 @@ from whiten_index.cli.schema_options import (
     with_options,
 )
 from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.errors import named
 from whiten_index.measure.measure_options import EvalOptions, RetrievalOptions, SweepOptions
 from whiten_index.pipeline.build_options import EncodeOptions, TransformName
 from whiten_index.training.training_config import TrainingConfig
@@ -42,7 +43,6 @@ def sweep(plan: bool, **options: Any) -> None:
     indexes, and agreement with exact search of the raw embeddings is measured. Points that are in
     the results already are not measured again.
     """
-    from whiten_index.errors import named
     from whiten_index.measure.results import read_runs, recommend, titles
     from whiten_index.measure.sweep_config import SweepConfig
     from whiten_index.measure.sweep_report import require_own_reports, write_report
@@ -90,7 +90,6 @@ def _left_out(said: Mapping[str, Any]) -> list[str]:
 @click.argument("folder", type=PATH)
 def report(folder: str) -> None:
     """Rebuild the report of a sweep from FOLDER/results.jsonl alone; FOLDER may be a URI."""
-    from whiten_index.errors import named
     from whiten_index.measure.sweep_report import write_report
 
     click.echo(named(write_report(folder)))
