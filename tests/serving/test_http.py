@@ -20,9 +20,10 @@ import pyarrow as pa
 import pytest
 from starlette.testclient import TestClient
 
-from tests.helpers import builds
+from tests.helpers import api_builds, builds
 from tests.helpers.bad_input import fails, succeed
 from tests.helpers.builds import build_of, random_rows
+from tests.helpers.embedding_server import EmbeddingServer
 from tests.serving.conftest import ROWS, K, Make, Serve, Server
 from whiten_index import QueryTransform, open_index
 from whiten_index.errors import ArtifactError, ConfigError
@@ -311,6 +312,22 @@ def test_what_cannot_be_answered_is_a_problem_in_words(
     assert words in problem["detail"]
     assert len(answer.text) < 2000
     assert set(problem) == {"type", "title", "status", "detail", "message"}
+
+
+def test_a_model_that_cannot_be_asked_is_no_fault_of_the_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now: list[int | None] = [None]
+    with EmbeddingServer(lambda _: now[0], retry_after="100", most_words=40) as api:
+        monkeypatch.setenv("OPENAI_BASE_URL", api.url)
+        api_builds.write(tmp_path, api_builds.texts_of(300))
+        with asking(api_builds.build(tmp_path, api.url)) as client:
+            for status, text, wanted in (
+                (None, TEXT, 200), (429, TEXT, 503), (401, TEXT, 503), (None, "word " * 41, 400),
+            ):  # fmt: skip
+                now[0] = status
+                answer = client.post("/v1/search", json={"texts": text})
+                assert answer.status_code == wanted, answer.text
 
 
 @pytest.mark.parametrize(

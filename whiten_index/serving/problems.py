@@ -10,13 +10,8 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from whiten_index.errors import (
-    ConfigError,
-    CorpusError,
-    EncoderError,
-    NotFoundError,
-    WhitenIndexError,
-)
+from whiten_index.encoding.endpoint import RefusedTextError
+from whiten_index.errors import ConfigError, CorpusError, NotFoundError, WhitenIndexError
 
 _LOG = logging.getLogger("whiten_index.serving")
 PROBLEM = "application/problem+json"
@@ -41,7 +36,7 @@ async def answer(request: Request, error: Exception) -> Response:
         status, detail = HTTPStatus.SERVICE_UNAVAILABLE, str(error)
         if isinstance(error, NotFoundError):
             status = HTTPStatus.NOT_FOUND
-        elif isinstance(error, ConfigError | CorpusError | EncoderError):
+        elif isinstance(error, ConfigError | CorpusError | RefusedTextError):
             status = HTTPStatus.BAD_REQUEST
         else:
             _LOG.error("%s: %s", request.url.path, detail)

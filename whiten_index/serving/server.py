@@ -54,7 +54,7 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
         413: "It is too large.",
         422: "The body does not fit its schema.",
         429: "Too many requests at once.",
-        503: "A file that is needed is damaged or cannot be read.",
+        503: "A file that is needed is damaged or cannot be read, or the model cannot be asked.",
         504: "It took too long.",
     }.items()
 }
