@@ -107,10 +107,10 @@ class Endpoint:
                 ),
             )
         except Exception as error:
-            # httpx raises its own errors for bad addresses.
+            # httpx raises errors of all kinds for bad addresses, proxies and certificates.
             raise ConfigError(
-                f"{self.url!r} is no address of an endpoint ({first_line(error)}); give another "
-                f"--base-url, or change the variable {BASE_URL}"
+                f"no requests can be sent to {self.url!r} ({first_line(error)}); check --base-url "
+                f"and the variables {BASE_URL}, HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE"
             ) from None
 
     def ask(
