@@ -155,6 +155,23 @@ def test_rows_that_no_push_sent_are_not_lost(world: World) -> None:
     world.assert_same()
 
 
+@pytest.mark.parametrize("foreign", [1, 50])
+def test_rows_that_come_after_a_change_was_cut_off_are_not_lost(world: World, foreign: int) -> None:
+    world.server.transactions = False
+    world.push()
+    table = world.table
+    world.change(0, 1, 2, more=1000)
+    world.cut_off(1, batch_rows=1)
+    mine = {(f"m{n}",): {**next(iter(table.rows.values())), "id": f"m{n}"} for n in range(foreign)}
+    table.rows.update(mine)
+    for options in ({}, {"k": 4})[: 1 + (foreign > 33)]:
+        with pytest.raises(GateError, match="were put there by something"):
+            world.push(**options)
+    assert mine.keys() <= table.rows.keys()
+    assert world.push(full=True).rows == ROWS
+    world.assert_same()
+
+
 def test_rows_that_come_while_a_table_is_filled_are_not_lost(world: World) -> None:
     world.push()
     table, finish = world.table, MemoryWriter.finish

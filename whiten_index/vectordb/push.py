@@ -236,7 +236,8 @@ class _TablePush:
         except GateError as error:
             if not before.changing:
                 raise
-            # Rows of an interrupted change: repeating it would end the same way every night.
+            _require_rows(self.config, target, self.source, after, there=self.writer.count())
+            # Repeating the interrupted change would end the same way every night.
             return self._fill(str(error))
 
     def _published(self) -> tuple[PushedTable | None, int]:
@@ -330,9 +331,11 @@ def _require_rows(
     config: PushConfig, target: str, source: PushSource, before: PushedTable, *, there: int
 ) -> None:
     """Refuse to delete many rows that users search, or rows that no push sent."""
-    if there > before.rows and not before.changing and not config.full:
+    # A change adds at most a tenth of the rows after it, so a ninth of those before.
+    most = int(before.rows * (1 + len(before.changing.split()) / 9))
+    if there > most and not config.full:
         raise GateError(
-            f"{target} has {there:,} rows, and {there - before.rows:,} of them were put there by "
+            f"{target} has {there:,} rows, and {there - most:,} of them were put there by "
             "something else than a push, and would be lost; move them to a table of their own, "
             "or push with --full to have them replaced"
         )
