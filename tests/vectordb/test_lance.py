@@ -13,7 +13,7 @@ import pytest
 from lancedb.index import BTree
 
 from tests.vectordb.pushed_rows import Rows, append, child_at, end
-from whiten_index.errors import ConfigError, DatabaseError
+from whiten_index.errors import ConfigError, DatabaseError, GateError
 from whiten_index.vectordb import lance_writer
 from whiten_index.vectordb.lance_writer import read_metadata, write_metadata
 from whiten_index.vectordb.push import pushed_version
@@ -353,6 +353,27 @@ def test_a_change_under_way_while_another_push_publishes(
             change_meanwhile()
         theirs.assert_held(one)
         theirs.assert_clean(one)
+
+
+def test_rows_of_others_stay_where_a_change_fails(address: str, folder: Path) -> None:
+    rows = Rows.make()
+    with open_writer(address, "docs") as writer:
+        rows.fill(writer)
+        table = lancedb.connect(folder).open_table("docs")
+
+        def change() -> None:
+            with writer.changing(
+                replace(rows, version="000002-def").pushed, rows.layout
+            ) as changes:
+                changes.delete([5])
+                table.checkout_latest()
+                table.add([{**table.head(1).to_pylist()[0], "id": -1}])
+                raise GateError("it counts one row too many")
+
+        with pytest.raises(GateError, match="one row too many"):
+            change()
+        table.checkout_latest()
+        assert table.count_rows("id = -1") == 1
 
 
 def test_a_pending_table_without_its_files(address: str, folder: Path) -> None:

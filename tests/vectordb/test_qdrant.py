@@ -163,6 +163,17 @@ def test_a_file_of_others_in_the_folder_is_left_as_it_is(address: str) -> None:
     assert (folder / "meta.json").read_text() == '{"title": "mine"}'
 
 
+def test_a_folder_without_the_list_of_its_tables_is_left_as_it_is(address: str) -> None:
+    folder = Path(address.removeprefix("qdrant://"))
+    Rows.make(5).push_to(address)
+    (folder / "meta.json").rename(folder.parent / "away.json")
+    with pytest.raises(ConfigError, match="with other files"):
+        open_writer(address, "docs")
+    (folder.parent / "away.json").rename(folder / "meta.json")
+    with open_writer(address, "docs") as writer:
+        Rows.make(5).assert_held(writer)
+
+
 def test_a_pickle_in_a_folder_runs_no_code(address: str, tmp_path: Path) -> None:
     Rows.make(5).push_to(address)
     (file,) = Path(address.removeprefix("qdrant://")).glob("collection/*/storage.sqlite")

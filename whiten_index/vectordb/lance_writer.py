@@ -87,8 +87,6 @@ class LanceWriter(DatabaseWriter):
             )
         with self._reporting("it could not be opened"):
             self._database = lancedb.connect(folder)
-        # Version of the published table before it is changed.
-        self._before = 0
 
     def close(self) -> None:
         """Close the connection, which the engine has none of."""
@@ -132,7 +130,6 @@ class LanceWriter(DatabaseWriter):
         write_metadata(stored.handle, stored.table)
 
     def _take_over(self, found: Stored) -> Stored:
-        self._before = found.handle.version
         taken = super()._take_over(found)
         taken.handle.restore(taken.handle.version)
         return taken.described(done=int(taken.handle.count_rows()))
@@ -194,12 +191,6 @@ class LanceWriter(DatabaseWriter):
 
     def _remove(self, published: Stored) -> None:
         self._database.drop_table(published.name)
-
-    def _undo_changes(self, changed: Stored | None) -> None:
-        with suppress(Exception):
-            # Another push may have changed the table since.
-            if changed is not None and self._has_lease(changed):
-                changed.handle.restore(self._before)
 
     def _upsert(self, stored: Stored, rows: pa.RecordBatch, layout: Layout) -> None:
         merge = stored.handle.merge_insert(list(layout.key))

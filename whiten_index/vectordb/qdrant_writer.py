@@ -118,7 +118,8 @@ class QdrantWriter(AliasWriter):
                 f"{place.shown} is Qdrant's local mode, which searches exactly and has no "
                 f"options; leave out --option {min(options.model_fields_set)}"
             )
-        marks = ("meta.json", "collection")
+        # It lists the collections: without it, their folders would be taken for remains.
+        marks = ("meta.json",)
         require_engine_folder(
             place.folder, engine="Qdrant", marks=marks, address=place.shown, make=make
         )

@@ -50,7 +50,7 @@ BACKENDS: dict[str, Callable[[Path, pytest.FixtureRequest], Backend]] = {
     ),
     "lancedb": lambda folder, _: Backend(
         f"lancedb://{folder}/a folder", folder / "a folder",
-        {"index": "ivf_sq", "num_partitions": "60"},
+        {"index": "ivf_sq", "num_partitions": "60"}, transactions=False,
     ),
     "milvus": lambda folder, _: Backend(
         f"milvus://{folder}/docs.db", folder / "docs.db", halves=False, transactions=False,
