@@ -66,6 +66,7 @@ _NO_SECRETS = ("PWD", "OLDPWD")
 # A password may hold / ? # @ that its owner did not escape. A port is none.
 _USER_INFO = re.compile(r"://[^/\s@:]*:(?!\d{1,5}/)((?:(?!://)\S)+)@")
 _SHORTEST, _LONG = 6, 8
+_WORD = 10  # letters of a word that is likely to be none of a secret
 # Secrets that libraries read from files of their own, such as ~/.pgpass, as far as they tell.
 FILE_SECRETS = set[str]()
 
@@ -307,6 +308,17 @@ def _hidden(found: re.Match[str]) -> str:
     return f"{scheme}://…" if _secret_in(scheme.lower(), rest.lstrip("/")) else found[0]
 
 
+def parts_of_header(value: str) -> set[str]:
+    """Return a header's value and its parts that may be secret; a server may quote a part.
+
+    Of ``Bearer KEY`` and ``session=KEY; theme=dark`` it is the key. Short words are left out, since
+    they may be in any message.
+    """
+    parts = re.split(r'[\s=;,:"]+', value)
+    secret = {part for part in parts if len(part) > _WORD or not part.isalpha()}
+    return {value, value.rpartition(" ")[2], *secret}
+
+
 def _secrets() -> set[str]:
     """Return the secrets in the environment's variables, and in files of libraries."""
     found = set(FILE_SECRETS)
@@ -316,8 +328,8 @@ def _secrets() -> set[str]:
             found |= {value.strip(), value.strip().rpartition(":")[2]}
         if name.endswith("_HEADERS"):
             # Lines of OPENAI_CUSTOM_HEADERS, which is sent to an endpoint.
-            values = [line.partition(":")[2].strip() for line in value.splitlines()]
-            found |= {part for each in values for part in (each, each.rpartition(" ")[2])}
+            for line in value.splitlines():
+                found |= parts_of_header(line.partition(":")[2].strip())
         # The scheme of a proxy may be left out.
         proxy = name.lower().endswith("_proxy") and "://" not in value
         for whole in _USER_INFO.findall(f"://{value}" if proxy else value):

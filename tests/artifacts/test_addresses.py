@@ -266,8 +266,9 @@ def test_an_endpoint_that_is_no_address_is_not_quoted(
         require_no_leak(work, result.output)
 
 
+@pytest.mark.parametrize("header", ["Authorization: Bearer {}", "Cookie: session={}; theme=dark"])
 def test_what_a_library_says_of_a_secret_of_the_environment_is_hidden(
-    work: Path, monkeypatch: pytest.MonkeyPatch
+    work: Path, monkeypatch: pytest.MonkeyPatch, header: str
 ) -> None:
     class Leaky(fsspec.AbstractFileSystem):  # type: ignore[misc]
         protocol = "leaky"
@@ -280,7 +281,7 @@ def test_what_a_library_says_of_a_secret_of_the_environment_is_hidden(
         ls = info
 
     fsspec.register_implementation("leaky", Leaky, clobber=True)
-    monkeypatch.setenv("LEAKY_CUSTOM_HEADERS", f"X-Org: a\nAuthorization: Bearer {SECRET}")
+    monkeypatch.setenv("LEAKY_CUSTOM_HEADERS", f"X-Org: a\n{header.format(SECRET)}")
     # A slash should be written as %2F there; a library then takes what is before it for a port.
     monkeypatch.setenv("HTTPS_PROXY", "http://user:Geheim/wort77@proxy.test:3128")
     monkeypatch.setenv("ALL_PROXY", "user:Simsala/bim@proxy.test:3128")

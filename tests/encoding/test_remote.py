@@ -11,7 +11,9 @@ import subprocess
 import sys
 import threading
 import traceback
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -37,6 +39,7 @@ from whiten_index import (
     train_encoder,
     update_index,
 )
+from whiten_index.artifacts.prefetch import overlapped
 from whiten_index.encoding.canary import CANARY
 from whiten_index.errors import ArtifactError, ConfigError, EncoderError
 from whiten_index.pipeline.encode import EncodeReport
@@ -334,6 +337,56 @@ def test_a_signal_ends_a_pause(tmp_path: Path, first: int) -> None:
             assert asked.wait(120)
             process.send_signal(signal.SIGTERM)
             assert process.wait(120) == 130
+
+
+def test_a_stream_that_ends_early_leaves_the_pauses_of_others(server: EmbeddingServer) -> None:
+    limited = threading.Event()
+
+    def fail() -> Iterator[list[str]]:
+        assert limited.wait(60)
+        yield ["x"]
+        server.fault = lambda _: None
+        raise OSError("a file of the caller")
+
+    encoder = load_encoder(MODEL, base_url=server.url)
+    with ThreadPoolExecutor() as threads:
+        server.fault, server.retry_after = lambda _: limited.set() or 429, "3"
+        other = threads.submit(encoder.encode, ["good", "better"])
+        with pytest.raises(OSError, match="of the caller"):
+            list(encoder.stream(fail()))
+        assert other.result().shape == (2, 32)
+
+
+@pytest.mark.parametrize("known", [0, 256])
+def test_a_signal_ends_the_pauses_of_two_windows(known: int) -> None:
+    """The requests of the second, or those for its known texts, wait behind those of the first."""
+    texts, used_up = [[f"{name}{i}" for i in range(1024)] for name in "ab"], threading.Event()
+
+    def fault(number: int) -> int | None:
+        return 429 if used_up.is_set() or 2 < number < 25 else None
+
+    def hear(asked: dict[str, Any]) -> None:
+        if ("b255" if known else "a700") in asked["input"] and not used_up.is_set():
+            server.retry_after = "300"
+            used_up.set()
+            threading.Timer(2, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    with EmbeddingServer(fault, retry_after="0.05") as server:
+        server.hear = hear
+        encoder = load_encoder(MODEL, base_url=server.url)
+
+        def prepare(window: list[str]) -> Any:
+            rows = np.stack([embedding(text) for text in window[:known]]) if known else ()
+            found = encoder.prepare(window)
+            return replace(found, known=rows) if known and window[0] == "b0" else found
+
+        with pytest.raises(KeyboardInterrupt):
+            list(
+                overlapped(
+                    texts, read=list, prepare=prepare, stop=encoder.stop, finish=encoder.collect,
+                    work=lambda window: encoder.run(window, stopped=lambda _: None),
+                )
+            )  # fmt: skip
 
 
 @pytest.mark.parametrize("embedding", [0.5, [], [[1.0, 2.0]], [1e999], ["a"], None])

@@ -22,7 +22,14 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from whiten_index.artifacts.files import exists, is_link, list_folder, reading, system_error
-from whiten_index.errors import FILE_SECRETS, ConfigError, CorpusError, StorageError, first_line
+from whiten_index.errors import (
+    FILE_SECRETS,
+    ConfigError,
+    CorpusError,
+    StorageError,
+    first_line,
+    parts_of_header,
+)
 from whiten_index.paths import at_home, cut, require_no_secret, require_plain_environment
 
 SUFFIXES = (".parquet", ".pq", ".parq")
@@ -82,7 +89,6 @@ _LONGEST_ANSWER = 1 << 26  # bytes of a list of links
 _SECRET_NAME = re.compile("headers|cookies|auth|pass|secret|token|key", re.I)
 # Headers without a secret, and the one that aiohttp itself takes to no other server.
 _HARMLESS = ("accept", "accept-language", "user-agent")
-_WORD = 10  # letters of a word that is likely to be none of a secret
 # Decides by the names below the source whether a file is wanted or, with ``whole=False``, whether a
 # folder may hold wanted files.
 _Match = Callable[..., bool]
@@ -290,10 +296,7 @@ def _secrets_of(settings: Any, *, secret: bool = False) -> Iterator[str]:
         for inside in settings:
             yield from _secrets_of(inside, secret=True)
     elif secret and isinstance(settings, str):
-        # A server may quote a part: of "Bearer KEY" or "session=KEY; theme=dark" the key. Short
-        # words are left, since they may be in any message.
-        parts = re.split(r'[\s=;,:"]+', settings)
-        yield from (settings, *(part for part in parts if len(part) > _WORD or not part.isalpha()))
+        yield from parts_of_header(settings)
 
 
 def _misconfigured(error: BaseException) -> ConfigError:

@@ -301,15 +301,17 @@ class RemoteEncoder(WindowEncoder):
                     self._gate.finish()
                     raise
         except BaseException:
+            # Its requests may wait for the places of others that pause.
+            for each in list(self._runs):
+                self.stop(each)
             ran.rescue(saved)
             raise
         tell(rows - told)
         return ran
 
-    def stop(self) -> None:
-        """Let windows under way, which are paid for, end within seconds."""
-        for each in list(self._runs):
-            each.stop(within=_STOPPING_SECONDS)
+    def stop(self, ran: RemoteRun) -> None:
+        """Let a window under way, which is paid for, end within seconds."""
+        ran.stop(within=_STOPPING_SECONDS)
 
     def _still_known(self, ran: RemoteRun, known: int) -> int:
         """Return how many of the first texts are known, after asking for some of them again.
@@ -323,6 +325,7 @@ class RemoteEncoder(WindowEncoder):
             try:
                 self._ask(ran, some, most)
             finally:
+                self._gate.leave()
                 self.meter.settle(most)
             if not is_alike(before, ran.embeddings[some]):
                 _LOG.warning("%s had changed: %s texts are asked for again", self.spec.model, known)

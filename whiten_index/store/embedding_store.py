@@ -81,6 +81,7 @@ class StoreManifest(Sealed):
 
 
 SCHEMA = Schema("store", 1, StoreManifest)
+_FOLDERS = (DIGESTS, ROWS, "corpora", INDEXES, "segments")
 
 
 class EmbeddingStore(Segments, PartFiles):
@@ -150,9 +151,21 @@ class EmbeddingStore(Segments, PartFiles):
                     manifest.write_manifest(temporary / "new" / manifest.MANIFEST, store._fields())
                     rename_unless_taken(temporary / "new", store.folder)
                 fsync_path(store.root)
-            _make_folders(store.folder)
+            if store.mirror.uri:
+                _make_folders(store.folder)
+            store._require_folders()
             store._record_encoder(encoder)
         return store
+
+    def _require_folders(self) -> None:
+        """Refuse a store without one of its folders: what it has would be taken for new."""
+        for folder in (self.folder / name for name in _FOLDERS):
+            if not exists(folder):
+                raise ArtifactError(
+                    f"{folder} is missing, and the store is not whole without it; mount its disk "
+                    f"or restore the folder from a copy. If there was nothing in it, run: mkdir "
+                    f"{folder}"
+                )
 
     def _fields(self) -> dict[str, Any]:
         return SCHEMA.headed(encoder=self.encoder, fingerprint=self.fingerprint)
@@ -406,7 +419,7 @@ class EmbeddingStore(Segments, PartFiles):
 
 
 def _make_folders(folder: Path) -> None:
-    for name in (DIGESTS, ROWS, "corpora", INDEXES, "segments"):
+    for name in _FOLDERS:
         make_folder(folder / name)
 
 

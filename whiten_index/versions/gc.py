@@ -109,7 +109,8 @@ def gc_store(
     named = [settled(required_place(index)) for index in indexes]
     gone = [each if is_uri(each) else require_path(each) for each in forget]
     every = open_stores(place)
-    known = registered(every) if gone else []
+    # Before an index is registered, which makes folders that are not mounted.
+    known = registered(every)
     forgotten = registered_as(place, known, gone)
     moved = _new_places(place, known, forgotten, named)
     ended = {old for old, places in moved.items() if not places}
