@@ -357,6 +357,16 @@ def test_a_stream_that_ends_early_leaves_the_pauses_of_others(server: EmbeddingS
         assert other.result().shape == (2, 32)
 
 
+def test_known_texts_are_asked_again_in_requests_of_the_usual_size(server: EmbeddingServer) -> None:
+    texts, sizes = ["word " * 1500 + str(number) for number in range(1024)], list[int]()
+    encoder = load_encoder(MODEL, base_url=server.url)
+    rows = np.stack([embedding(text) for text in texts])
+    server.hear = lambda asked: sizes.append(sum(len(text.split()) for text in asked["input"]))
+    encoder.collect(encoder.run(replace(encoder.prepare(texts), known=rows)))
+    assert len(sizes) > 1
+    assert max(sizes) < 20_000
+
+
 @pytest.mark.parametrize("known", [0, 256])
 def test_a_signal_ends_the_pauses_of_two_windows(known: int) -> None:
     """The requests of the second, or those for its known texts, wait behind those of the first."""

@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from starlette.testclient import TestClient
 from tests.helpers import api_builds, builds
 from tests.helpers.bad_input import fails, succeed
 from tests.helpers.builds import build_of, random_rows
-from tests.helpers.embedding_server import EmbeddingServer
+from tests.helpers.embedding_server import EmbeddingServer, embedding
 from tests.serving.conftest import ROWS, K, Make, Serve, Server
 from whiten_index import QueryTransform, open_index
 from whiten_index.errors import ArtifactError, ConfigError
@@ -314,20 +315,30 @@ def test_what_cannot_be_answered_is_a_problem_in_words(
     assert set(problem) == {"type", "title", "status", "detail", "message"}
 
 
-def test_a_model_that_cannot_be_asked_is_no_fault_of_the_request(
+def test_an_api_that_fails_is_no_fault_of_the_request_and_stops_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now: list[int | None] = [None]
     with EmbeddingServer(lambda _: now[0], retry_after="100", most_words=40) as api:
         monkeypatch.setenv("OPENAI_BASE_URL", api.url)
         api_builds.write(tmp_path, api_builds.texts_of(300))
-        with asking(api_builds.build(tmp_path, api.url)) as client:
-            for status, text, wanted in (
-                (None, TEXT, 200), (429, TEXT, 503), (401, TEXT, 503), (None, "word " * 41, 400),
-            ):  # fmt: skip
-                now[0] = status
-                answer = client.post("/v1/search", json={"texts": text})
-                assert answer.status_code == wanted, answer.text
+        place = api_builds.build(tmp_path, api.url)
+        with asking(place) as client, ThreadPoolExecutor() as threads:
+
+            def search(**body: Any) -> int:
+                return client.post("/v1/search", json=body).status_code
+
+            assert search(texts=TEXT) == 200
+            assert search(texts="word " * 41) == 400
+            now[0] = 401
+            assert search(texts=TEXT) == 503
+            now[0], api.retry_after, before = 429, "8", api.requests
+            texts = [threads.submit(search, texts=f"{TEXT} {number}") for number in range(4)]
+            while api.requests == before:
+                time.sleep(0.01)
+            assert search(embeddings=embedding(TEXT)[None].tolist()) == 200
+            assert not any(each.done() for each in texts)
+            assert {each.result() for each in texts} == {503}
 
 
 @pytest.mark.parametrize(

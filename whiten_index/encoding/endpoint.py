@@ -7,7 +7,6 @@ that may have been charged; so it makes one try, and tries are counted here.
 
 import base64
 import contextlib
-import functools
 import math
 import os
 import time
@@ -26,11 +25,11 @@ from whiten_index.encoding.encoder_config import REMOTE, EncoderConfig
 from whiten_index.encoding.spec import BASE_URL, OPENAI_URL, RemoteSpec
 from whiten_index.errors import ConfigError, EncoderError, first_line, require_installed
 
-# Servers without keys take any word, such as the name of their host.
-_KEY, _LEAST_KEY = "OPENAI_API_KEY", 20
+# Servers without keys take any word.
+_KEY, _LEAST_KEY = "OPENAI_API_KEY", 8
 _SESSION_SECONDS = 300  # for which a model counts as the one that was asked
 _TIMEOUT_SECONDS, _TRIES, _MOST_WAITED = 300, 8, 600.0
-_MOST_WAITED_FIRST = 60.0  # when nothing has been encoded
+_MOST_WAITED_OPENING = 60.0
 _QUERY_SECONDS = 30
 _FIRST_PAUSE, _MOST_PAUSE = 0.25, 8.0
 # Bytes of an answer: of a number, which JSON writes with up to 25, and of everything else.
@@ -79,7 +78,8 @@ class Endpoint:
                 f"{config.model} needs a key of OpenAI in the variable {_KEY}; set it, or name "
                 "another endpoint with --base-url"
             )
-        if len(self._key) >= _LEAST_KEY and self._key in unquote(self.url):
+        behind = unquote(self.url).partition("://")[2].partition("/")[2]
+        if len(self._key) >= _LEAST_KEY and not self._key.isalpha() and self._key in behind:
             raise ConfigError(
                 f"the address of the endpoint has the key in the variable {_KEY}, and would be "
                 f"stored and shown; leave the key out of --base-url, or of {BASE_URL}"
@@ -280,27 +280,33 @@ def _asked_pause(response: Any) -> float:
     return 0.0
 
 
-def ask_spec(config: EncoderConfig) -> RemoteSpec:
+def ask_spec(config: EncoderConfig, *, opening: bool = False) -> RemoteSpec:
     """Ask a model for its embeddings of twelve fixed texts, by which it is known again.
 
-    Within five minutes it is asked once.
+    Within five minutes it is asked once. If an index is ``opening``, somebody waits.
 
     Raises:
         EncoderError: it cannot be asked, or refuses the texts.
     """
-    same = {name: getattr(config, name) or None for name in _ASKED} | {"base_url": _url_of(config)}
-    key, session = hash(os.environ.get(_KEY)), int(time.monotonic() // _SESSION_SECONDS)
-    return _asked(tuple(same.items()), key, session)
+    same: dict[str, Any] = {name: getattr(config, name) or None for name in _ASKED}
+    same["base_url"] = _url_of(config)
+    session = int(time.monotonic() // _SESSION_SECONDS)
+    key = (*same.items(), hash(os.environ.get(_KEY)), session)
+    if key not in _ANSWERS:
+        found = _asked(EncoderConfig(**same), _MOST_WAITED_OPENING if opening else _MOST_WAITED)
+        if len(_ANSWERS) >= _MOST_ANSWERS:
+            _ANSWERS.clear()
+        _ANSWERS[key] = found
+    return _ANSWERS[key]
 
 
 _ASKED = ("model", "dimensions", "input_types", "document_prompt", "query_prompt")
+_ANSWERS, _MOST_ANSWERS = dict[tuple[Any, ...], RemoteSpec](), 16
 
 
-@functools.lru_cache(maxsize=16)
-def _asked(options: tuple[tuple[str, Any], ...], _key: int, _session: int) -> RemoteSpec:
-    config = EncoderConfig(**dict(options))
+def _asked(config: EncoderConfig, most_waited: float) -> RemoteSpec:
     endpoint = Endpoint(config)
-    found, served = endpoint.ask_canary(most_waited=_MOST_WAITED_FIRST)
+    found, served = endpoint.ask_canary(most_waited=most_waited)
     if config.dimensions not in (None, found.shape[1]):
         raise EncoderError(
             f"{config.model} at {endpoint.url} gives {found.shape[1]} dims, whatever is asked; "

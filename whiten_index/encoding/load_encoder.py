@@ -60,10 +60,11 @@ def resolve_encoder(
 ) -> tuple[Spec, ModelFolder | None]:
     """Find the model and settle every choice, without loading it; see ``local_model``.
 
-    A model behind an API answers its canary, and has no folder.
+    ``recorded`` is of an index that is opened. A model behind an API answers its canary, and has
+    no folder.
     """
     if config.remote:
-        spec: RemoteSpec = _home("endpoint").ask_spec(config)
+        spec: RemoteSpec = _home("endpoint").ask_spec(config, opening=recorded is not None)
         return spec, None
 
     def shape(folder: ModelFolder) -> tuple[int, int | None]:

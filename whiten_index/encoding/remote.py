@@ -49,6 +49,7 @@ class RemoteRun:
     requests: list[Future[int]] = field(default_factory=list)  # tokens of each
     done: int = 0  # requests, from the first on, whose answers came
     out_of_memory: int = 0
+    thread: int = field(default_factory=threading.get_ident)  # that sends them
 
     def look(self) -> int:
         """Return how many texts have come in order, and raise the error of the next one."""
@@ -301,17 +302,18 @@ class RemoteEncoder(WindowEncoder):
                     self._gate.finish()
                     raise
         except BaseException:
-            # Its requests may wait for the places of others that pause.
-            for each in list(self._runs):
-                self.stop(each)
+            # Its requests may wait for the places of a window before, which pauses.
+            self.stop()
             ran.rescue(saved)
             raise
         tell(rows - told)
         return ran
 
-    def stop(self, ran: RemoteRun) -> None:
-        """Let a window under way, which is paid for, end within seconds."""
-        ran.stop(within=_STOPPING_SECONDS)
+    def stop(self) -> None:
+        """Let this thread's windows under way, which are paid for, end within seconds."""
+        for each in list(self._runs):
+            if each.thread == threading.get_ident():
+                each.stop(within=_STOPPING_SECONDS)
 
     def _still_known(self, ran: RemoteRun, known: int) -> int:
         """Return how many of the first texts are known, after asking for some of them again.
@@ -319,17 +321,21 @@ class RemoteEncoder(WindowEncoder):
         A model that had changed when the run was interrupted may be the old one by now.
         """
         step = max(_ASKED_AGAIN, -(-known // _MOST_AGAIN))
-        some = slice((known - 1) % step, known, step)
-        if known:
-            before, most = ran.embeddings[some].copy(), self._hold(ran.window, some)
+        rows, asked = range((known - 1) % step, known, step) if known else range(0), 0
+        before = ran.embeddings[rows].copy()
+        while asked < len(rows):
+            cut = self._cut([ran.window.distinct[row] for row in rows], asked)
+            part, asked = rows[cut], cut.stop
+            some = slice(part.start, part.stop, part.step)
+            most = self._hold(ran.window, some)
             try:
                 self._ask(ran, some, most)
             finally:
                 self._gate.leave()
                 self.meter.settle(most)
-            if not is_alike(before, ran.embeddings[some]):
-                _LOG.warning("%s had changed: %s texts are asked for again", self.spec.model, known)
-                ran.window, ran.stops, known = replace(ran.window, known=()), [0], 0
+        if known and not is_alike(before, ran.embeddings[rows]):
+            _LOG.warning("%s had changed: %s texts are asked for again", self.spec.model, known)
+            ran.window, ran.stops, known = replace(ran.window, known=()), [0], 0
         return known
 
     def collect(self, ran: RemoteRun) -> Encoded:

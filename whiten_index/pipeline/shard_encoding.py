@@ -301,10 +301,10 @@ class ShardWork(Work):
         state.shards, state.ran = [], None
         return state
 
-    def stop(self, ran: EncodedWindow) -> None:
+    def stop(self) -> None:
         """Let an API that asks for a pause be waited for no more."""
-        if (window := ran.ran) is not None:  # it may be finished at any moment
-            self.encoder().stop(window)
+        if (encoder := getattr(self.encoder, "loaded", None)) is not None:
+            encoder.stop()
 
     def batch_of(self, shard: Shard) -> TextBatch | EmbeddingBatch:
         """Read a shard, its texts cut into passages if the options say so."""

@@ -1,4 +1,7 @@
-"""One thread that encodes and searches. Queries that wait meanwhile are encoded together."""
+"""One thread that encodes and searches, and one for each API that is asked for embeddings.
+
+Queries that wait meanwhile are encoded together.
+"""
 
 import asyncio
 import logging
@@ -15,6 +18,8 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts.files import unforeseen
 from whiten_index.corpus.row_filter import RowFilter
+from whiten_index.encoding.endpoint import RefusedTextError
+from whiten_index.encoding.spec import RemoteSpec
 from whiten_index.errors import WhitenIndexError, first_line
 from whiten_index.search.search_index import Opened
 from whiten_index.serving.metrics import Metrics
@@ -51,6 +56,12 @@ class Job:
         return max(len(self.texts), 0 if self.embeddings is None else len(self.embeddings), 1)
 
     @property
+    def endpoint(self) -> str:
+        """Address of the API that has to be asked; empty if none has."""
+        encoder = self.opened.queries.recorded if self.texts else None
+        return encoder.endpoint if isinstance(encoder, RemoteSpec) else ""
+
+    @property
     def alike(self) -> object:
         """Key of the jobs that can be searched together."""
         if self.embeddings is None or not self.top_k:
@@ -79,11 +90,14 @@ class Batcher:
     """Runs jobs in one thread, so that encoder and index take turns on the cores.
 
     While jobs run, others collect. After a batch of several the thread waits for as many again,
-    5 ms at most; else a job starts at once.
+    5 ms at most; else a job starts at once. An API that has to be asked may pause, so it has a
+    thread of its own, which hands its jobs on.
     """
 
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
+    def __init__(self, metrics: Metrics, *, then: "Batcher | None" = None) -> None:
+        """Start the thread; ``then`` searches what it encodes."""
+        self._metrics, self._then = metrics, then
+        self._asking = dict[str, Batcher]()  # by endpoint
         self._jobs: queue.SimpleQueue[_Pair | None] = queue.SimpleQueue()
         self._held: _Pair | None = None  # for the next batch
         self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
@@ -91,12 +105,18 @@ class Batcher:
 
     async def run(self, job: Job) -> Any:
         """Return the result of a job, or raise its error."""
-        future = asyncio.get_running_loop().create_future()
-        self._jobs.put((job, future))
+        future, batcher = asyncio.get_running_loop().create_future(), self
+        if endpoint := job.endpoint:
+            if endpoint not in self._asking:
+                self._asking[endpoint] = Batcher(self._metrics, then=self)
+            batcher = self._asking[endpoint]
+        batcher._jobs.put((job, future))
         return await future
 
     def close(self, seconds: float) -> None:
         """Stop the thread when the jobs before are done, or when the time is over."""
+        for each in self._asking.values():
+            each.close(seconds)
         self._jobs.put(None)
         self._thread.join(seconds)
 
@@ -144,20 +164,27 @@ class Batcher:
             # The time of some is up.
             if not future.cancelled():
                 try:
-                    job.chosen = job.opened.filter(job.row_filter)
+                    job.chosen = job.chosen or job.opened.filter(job.row_filter)
                     ready.append((job, future))
                 except WhitenIndexError as error:
                     _deliver([(future, error)])
         try:
             _encode([job for job, _ in ready])
         except WhitenIndexError as error:
-            if len(ready) == 1:
-                _deliver([(ready[0][1], error)])
+            # What an API says of one request it says of the next.
+            if len(ready) == 1 or (self._then and not isinstance(error, RefusedTextError)):
+                _deliver([(future, error) for _, future in ready])
             else:
                 for pair in ready:
                     self._answer([pair])
             return
         encoded = time.perf_counter()
+        if self._then is not None:
+            self._metrics.asked(encoded - started)
+            for job, future in ready:
+                job.asked += encoded - started
+                self._then._jobs.put((job, future))
+            return
         for some in _by(ready, lambda job: job.alike):
             _deliver(_search(some))
         waits = [started - job.asked for job, _ in ready]
@@ -165,7 +192,7 @@ class Batcher:
 
 
 def _encode(jobs: Sequence[Job]) -> None:
-    with_texts = [job for job in jobs if job.texts]
+    with_texts = [job for job in jobs if job.texts and job.embeddings is None]
     if with_texts:
         texts = [text for job in with_texts for text in job.texts]
         embeddings, start = with_texts[0].opened.encode(texts), 0

@@ -59,6 +59,10 @@ class Metrics:
         self._encoder.observe(encoding)
         self._index.observe(searching)
 
+    def asked(self, seconds: float) -> None:
+        """Count the seconds in which an API gave embeddings."""
+        self._encoder.observe(seconds)
+
     def version(self, index: str, version: str, rows: int, before: str | None) -> None:
         """Note the version that answers now."""
         if before is not None:

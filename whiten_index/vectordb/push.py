@@ -181,7 +181,7 @@ def _write_file(config: PushConfig, stages: Stages) -> PushReport:
     before, source = written_version(path), PushSource.open(config)
     after, found = source.pushed(), dict[str, Any]()
     if before is not None:
-        _require_rows(config, str(path), source, before, there=before.rows)
+        _require_rows(config, str(path), source, before, there=before.rows, ours=before.rows)
         found = {"was": before.version, "rows_before": before.rows}
     with stages.stage("write", len(source)) as watcher:
         batches = source.batches(range(len(source)), watcher)
@@ -207,6 +207,7 @@ class _TablePush:
         self.notes: tuple[str, ...] = ()
         # Version and rows before, as in the report.
         self.was: dict[str, Any] = {}
+        self.completed = 0  # rows of an interrupted change that was made again
 
     def run(self) -> PushReport:
         """Change the rows that changed, fill a new table, or do nothing."""
@@ -236,21 +237,26 @@ class _TablePush:
         except GateError as error:
             if not before.changing:
                 raise
-            _require_rows(self.config, target, self.source, after, there=self.writer.count())
             # Repeating the interrupted change would end the same way every night.
+            self.completed = after.rows
             return self._fill(str(error))
 
-    def _published(self) -> tuple[PushedTable | None, int]:
+    def _published(self, *, dropped: bool = False) -> tuple[PushedTable | None, int]:
         """Return the published table and its rows; refuse to lose what no push sent."""
         while (before := self.writer.published()) is not None:
             there = self.writer.count()
             # Another push may have ended in between.
             if there == before.rows or self.writer.published() == before:
-                _require_rows(self.config, self.writer.target, self.source, before, there=there)
+                # An interrupted change may have added some, which it says when it is made again.
+                ours = max(before.rows, self.completed) if dropped or not before.changing else there
+                _require_rows(
+                    self.config, self.writer.target, self.source, before, there=there, ours=ours
+                )
                 return before, there
         return None, 0
 
     def _fill(self, why: str) -> PushReport:
+        self._published(dropped=True)
         resumed = self._begin()
         try:
             rows = range(resumed, len(self.source))
@@ -265,7 +271,7 @@ class _TablePush:
             raise
         check = self._checked(pending=True)
         # Rows may have come while this took hours.
-        self._published()
+        self._published(dropped=True)
         self.writer.swap()
         return self._report("all", why, pushed=len(rows), resumed=resumed, check=check)
 
@@ -328,16 +334,21 @@ class _TablePush:
 
 
 def _require_rows(
-    config: PushConfig, target: str, source: PushSource, before: PushedTable, *, there: int
+    config: PushConfig,
+    target: str,
+    source: PushSource,
+    before: PushedTable,
+    *,
+    there: int,
+    ours: int,
 ) -> None:
     """Refuse to delete many rows that users search, or rows that no push sent."""
-    # A change adds at most a tenth of the rows after it, so a ninth of those before.
-    most = int(before.rows * (1 + len(before.changing.split()) / 9))
-    if there > most and not config.full:
+    if there > ours and not config.full:
+        interrupted = " or by one that was interrupted" if before.changing else ""
         raise GateError(
-            f"{target} has {there:,} rows, and {there - most:,} of them were put there by "
-            "something else than a push, and would be lost; move them to a table of their own, "
-            "or push with --full to have them replaced"
+            f"{target} has {there:,} rows, and {there - ours:,} of them were put there by "
+            f"something else than a push{interrupted}, and would be lost; move them to a table of "
+            "their own, or push with --full to have them replaced"
         )
     rows = len(source)
     if rows < before.rows * (1 - config.max_shrink):
