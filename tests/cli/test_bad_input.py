@@ -201,6 +201,7 @@ SEARCHES: dict[str, tuple[tuple[Any, ...], int, str]] = {
     "empty text without an encoder": (("",), OPTIONS, ""),
     "run without queries": (("--like", "d1", "--run", "r.trec"), OPTIONS, "--run needs --queries"),
     "run of no format": ((*QUERIES, "r.csv"), OPTIONS, "r.csv names no run format"),
+    "run in a bucket": ((*QUERIES, "s3://b/r.trec"), OPTIONS, "a file of this machine"),
     "run in no folder": ((*QUERIES, "gone/r.trec"), DISK, "cannot write .*gone"),
     "run onto a folder": ((*QUERIES, "folder.trec"), DISK, "cannot write .*folder.trec"),
     "run onto the queries": (

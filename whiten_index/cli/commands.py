@@ -31,7 +31,7 @@ from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import ConfigError, GateError, require_installed
 from whiten_index.options import flag_of
-from whiten_index.paths import cell, shown
+from whiten_index.paths import cell, is_uri, shown
 from whiten_index.pipeline.build_options import BuildOptions, EncodeOptions
 from whiten_index.pipeline.update_config import MigrateConfig, UpdateConfig
 from whiten_index.progress import Stages
@@ -298,6 +298,8 @@ def search(
     from whiten_index.search.search_index import open_index
 
     if run is not None and queries is not None:
+        if is_uri(run):
+            raise ConfigError(f"--run writes a file of this machine, not at {run}")
         check_run_path(Path(run))
         check_place(Path(run))
         if exists(run) and exists(queries) and Path(run).samefile(queries):

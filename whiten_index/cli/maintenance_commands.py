@@ -34,17 +34,25 @@ store_argument = click.argument("store", metavar="INDEX|STORE", type=PATH)
 def _store_of(place: str) -> str:
     """Return the store of an index, or the folder given if it is no index."""
     from whiten_index.artifacts.cached_storage import place_of
-    from whiten_index.versions.published import CURRENT, VERSIONS, read_current, read_version
+    from whiten_index.versions.published import (
+        CURRENT,
+        VERSIONS,
+        read_current,
+        read_version,
+        require_there,
+    )
     from whiten_index.versions.references import open_store
 
     root, mirror = place_of(place)
     mirror.latest(root / CURRENT)
     if not exists(root / CURRENT):
         return place
-    folder, remedy = root / VERSIONS / read_current(root).version, "name the store itself"
+    version, remedy = read_current(root).version, "name the store itself"
+    require_there(root, version, mirror)
+    folder = root / VERSIONS / version
     with mirror.opened(folder, ()) as copy:
-        version = replace(read_version(copy), folder=folder, mirror=mirror)
-    found = open_store(version, given=None, reader="this command", remedy=remedy)
+        published = replace(read_version(copy), folder=folder, mirror=mirror)
+    found = open_store(published, given=None, reader="this command", remedy=remedy)
     return str(found.place)
 
 

@@ -424,7 +424,7 @@ def with_published(
             if latest.manifest_sha256 != current.manifest_sha256:
                 current = latest
             elif not (damaged and mirror.fetch_again(root / VERSIONS / current.version)):
-                _require_there(root, current.version, mirror)
+                require_there(root, current.version, mirror)
                 raise
     return use(_fetched(root, current, mirror, verify))
 
@@ -434,7 +434,7 @@ def _fetched(root: Path, current: Current, mirror: Storage, verify: str) -> Vers
     if not mirror.holds(folder):
         # It may have been published since the bucket was listed.
         mirror.look_again()
-        _require_there(root, current.version, mirror)
+        require_there(root, current.version, mirror)
     mirror.fetch(folder, names=())
     return read_version(folder, verify=verify, sha256=current.manifest_sha256, mirror=mirror)
 
@@ -448,11 +448,12 @@ def require_published(root: Path, mirror: Storage = LOCAL) -> Current | None:
     if not exists(root / CURRENT):
         return None
     current = read_current(root)
-    _require_there(root, current.version, mirror)
+    require_there(root, current.version, mirror)
     return current
 
 
-def _require_there(root: Path, version: str, mirror: Storage = LOCAL) -> None:
+def require_there(root: Path, version: str, mirror: Storage = LOCAL) -> None:
+    """Refuse an index whose published version is missing."""
     if not mirror.holds(root / VERSIONS / version):
         raise ArtifactError(
             f"version {version}, which {root} publishes, is missing; mount its disk or restore its "
@@ -493,6 +494,8 @@ def read_version(
     if verify not in VERIFY:
         raise ConfigError(f"verify {verify!r} is unknown; use {', '.join(VERIFY)}")
     remedy = mending(folder.parent.parent)
+    if not exists(folder) and (fault := mirror.fault(folder)):
+        raise ArtifactError(f"{folder} is damaged: {fault}; {remedy}")
     fields = read_manifest(folder, VERSION_SCHEMA, remedy=remedy, missing=remedy)
     path = folder / MANIFEST
     if sha256 is not None:

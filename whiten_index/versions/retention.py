@@ -6,8 +6,7 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
-from whiten_index.artifacts.cached_storage import BucketStorage, place_of
-from whiten_index.artifacts.files import MANIFEST
+from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.storage import LOCAL, Place, Storage
 from whiten_index.encoding.spec import recorded_spec
@@ -161,13 +160,10 @@ def _examined(
             # A manifest may be sound though other files are damaged.
             fields = read_version(copy, verify=verify).fields
             version = read_version(copy, verify=verify, sha256=sha256)
-            if not isinstance(mirror, BucketStorage):
+            if not mirror.uri:
                 version.check()
-                return fields, None
-            data = (copy / MANIFEST).read_bytes()
-            if wrong := mirror.damaged(folder, data, content=verify == FULL):
-                why = "; ".join(f"{name} {why}" for name, why in sorted(wrong.items()))
-                raise ArtifactError(f"{folder} is damaged: {why}")  # noqa: TRY301
+            elif fault := mirror.fault(folder, content=verify == FULL):
+                raise ArtifactError(f"{folder} is damaged: {fault}")  # noqa: TRY301
     except (ArtifactError, FormatError) as error:
         return fields, error
     return fields, None
