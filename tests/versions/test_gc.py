@@ -201,12 +201,20 @@ def test_no_build_is_published_while_the_disk_of_versions_is_away(tmp_path):
     [("indexes", "is missing, so that it is not known"), ("corpora", "has no record of a corpus")],
 )
 def test_a_store_without_its_registry_or_its_records_is_not_collected(tmp_path, name, why):
-    world, _ = two_states(tmp_path)
+    world, index = two_states(tmp_path)
     before, folder = world.segment_folders(), world.store.folder / name
     folder.rename(tmp_path / "away")
     if name == "corpora":
         folder.mkdir()
-    for upkeep in (gc_store, compact_store):
+    else:
+        # Nobody makes the folder again, so that the next gc would find no index.
+        with pytest.raises(ArtifactError, match="indexes is missing"):
+            EmbeddingStore.create(world.place, world.store.encoder, world.store.fingerprint)
+    for upkeep in (
+        gc_store,
+        compact_store,
+        functools.partial(gc_store, indexes=[index], keep_days=0),
+    ):
         with pytest.raises(ArtifactError, match=f"{name} {why}"):
             upkeep(world.place)
     assert world.segment_folders() == before
