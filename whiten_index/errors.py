@@ -153,6 +153,27 @@ class EncoderError(WhitenIndexError):
     exit_code = 4
 
 
+class RefusedTextError(EncoderError):
+    """A text that a model does not take; ``text`` is it, if it is known."""
+
+    def __init__(self, message: str, text: str = "") -> None:
+        super().__init__(message)
+        self.text = text
+
+
+class EndpointError(EncoderError):
+    """A model behind an API that cannot be asked.
+
+    Attributes:
+        plain: the message without the words of the endpoint, which may quote texts.
+        of_any_text: whether it is likely to be so for every text.
+    """
+
+    def __init__(self, message: str, *, plain: str, of_any_text: bool) -> None:
+        super().__init__(message)
+        self.plain, self.of_any_text = hide_secrets(plain), of_any_text
+
+
 class ArtifactError(WhitenIndexError):
     """A store, moments file, whitening or index on disk that is missing, damaged or mismatched."""
 

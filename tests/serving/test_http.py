@@ -316,7 +316,7 @@ def test_what_cannot_be_answered_is_a_problem_in_words(
 
 
 def test_an_api_that_fails_is_no_fault_of_the_request_and_stops_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now: list[int | None] = [None]
     with EmbeddingServer(lambda _: now[0], retry_after="100", most_words=40) as api:
@@ -332,6 +332,19 @@ def test_an_api_that_fails_is_no_fault_of_the_request_and_stops_no_other(
             assert search(texts="word " * 41) == 400
             now[0] = 401
             assert search(texts=TEXT) == 503
+            now[0], answer = None, api.answer
+
+            def fail(asked: dict[str, Any]) -> tuple[int, Any]:
+                texts = asked["input"]
+                if any("secret" in text for text in texts):
+                    return 500, {"error": {"message": f"cannot embed {texts}"}}
+                return answer(asked)
+
+            api.answer = fail  # type: ignore[method-assign]
+            given = ["secret", "one", "two", "three"]
+            assert [*threads.map(lambda text: search(texts=text), given)] == [503, 200, 200, 200]
+            assert "status 500" in caplog.text
+            assert "secret" not in caplog.text
             now[0], api.retry_after, before = 429, "8", api.requests
             texts = [threads.submit(search, texts=f"{TEXT} {number}") for number in range(4)]
             while api.requests == before:

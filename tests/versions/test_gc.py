@@ -208,13 +208,11 @@ def test_a_store_without_its_registry_or_its_records_is_not_collected(tmp_path, 
         folder.mkdir()
     else:
         # Nobody makes the folder again, so that the next gc would find no index.
+        EmbeddingStore.create(world.place, world.store.encoder, world.store.fingerprint)
         with pytest.raises(ArtifactError, match="indexes is missing"):
-            EmbeddingStore.create(world.place, world.store.encoder, world.store.fingerprint)
-    for upkeep in (
-        gc_store,
-        compact_store,
-        functools.partial(gc_store, indexes=[index], keep_days=0),
-    ):
+            world.store.indexes.register(tmp_path / "another", None)
+    named = functools.partial(gc_store, indexes=[index], keep_days=0)
+    for upkeep in (gc_store, compact_store, named):
         with pytest.raises(ArtifactError, match=f"{name} {why}"):
             upkeep(world.place)
     assert world.segment_folders() == before

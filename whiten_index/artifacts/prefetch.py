@@ -26,31 +26,40 @@ def overlapped(
     prepare: Callable[[Read], Prepared],
     work: Callable[[Prepared], Worked],
     finish: Callable[[Worked], Done],
-    stop: Callable[[], None] = lambda: None,
+    stop: Callable[[Worked], None] = lambda _: None,
 ) -> Iterator[Done]:
     """Yield ``finish(work(prepare(read(item))))`` for every item, in the order of the items.
 
     ``work`` runs in the caller's thread, each other stage in a thread each: ``prepare`` one item
     ahead of it, ``read`` one more, ``finish`` one behind. At most five items exist at a time. When
     one stage raises, or the caller stops asking, items already worked on are still finished;
-    ``stop`` is called before, so that none of them waits long.
+    ``stop`` is called with each before, so that none of them waits long.
     """
     with (
         closing(ahead(items, read)) as all_read,
         closing(ahead(all_read, prepare)) as all_prepared,
         ThreadPoolExecutor(1, "finish") as behind,
     ):
+        worked: deque[Worked] = deque()
         finishing: deque[Future[Done]] = deque()
+
+        def first() -> Done:
+            done = finishing.popleft().result()
+            worked.popleft()
+            return done
+
         try:
             for prepared in all_prepared:
                 while finishing and (finishing[0].done() or len(finishing) > 1):
-                    yield finishing.popleft().result()
-                finishing.append(behind.submit(finish, work(prepared)))
+                    yield first()
+                worked.append(work(prepared))
+                finishing.append(behind.submit(finish, worked[-1]))
                 del prepared
             while finishing:
-                yield finishing.popleft().result()
+                yield first()
         except BaseException:
-            stop()
+            for each in worked:
+                stop(each)
             raise
 
 

@@ -58,8 +58,8 @@ class Work:
         """Do what comes after, such as writing."""
         return ran
 
-    def stop(self) -> None:
-        """Let steps that are under way end soon; no other one follows."""
+    def stop(self, ran: Any) -> None:  # noqa: ARG002
+        """Let what was run, and is being finished, end soon."""
         return
 
 

@@ -18,7 +18,7 @@ from whiten_index.encoding.tokenization import (
     tokenize,
 )
 from whiten_index.encoding.window_encoder import Encoded, TextWindow, WindowEncoder
-from whiten_index.errors import EncoderError, StorageError
+from whiten_index.errors import RefusedTextError, StorageError
 
 
 class BatchEncoder(WindowEncoder):
@@ -112,10 +112,11 @@ class BatchEncoder(WindowEncoder):
         finite = np.asarray(np.isfinite(found).all(axis=1))
         if not finite.all():
             broken = window.texts[int(np.argmin(finite[places]))]
-            raise EncoderError(
+            raise RefusedTextError(
                 f"model {self.spec.model} in {self.spec.dtype} gives NaN or infinity for "
                 f"{broken[:60]!r}; use "
-                f"{'another model' if self.spec.dtype == 'float32' else '--dtype float32'}"
+                f"{'another model' if self.spec.dtype == 'float32' else '--dtype float32'}",
+                broken,
             )
         return Encoded(
             embeddings=found[places],

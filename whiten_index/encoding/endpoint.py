@@ -9,6 +9,7 @@ import base64
 import contextlib
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from email.utils import parsedate_to_datetime
@@ -23,10 +24,18 @@ from whiten_index.artifacts.prefetch import blocks
 from whiten_index.encoding.canary import CANARY, encode_canary
 from whiten_index.encoding.encoder_config import REMOTE, EncoderConfig
 from whiten_index.encoding.spec import BASE_URL, OPENAI_URL, RemoteSpec
-from whiten_index.errors import ConfigError, EncoderError, first_line, require_installed
+from whiten_index.errors import (
+    ConfigError,
+    EncoderError,
+    EndpointError,
+    RefusedTextError,
+    first_line,
+    require_installed,
+)
 
-# Servers without keys take any word.
-_KEY, _LEAST_KEY = "OPENAI_API_KEY", 8
+_KEY = "OPENAI_API_KEY"
+# Servers without keys take any word, such as the name of their host or of the model.
+_KEY_FORM, _LONG = re.compile(r"(?=.*\d)(?=.*[A-Za-z]).{8,}"), 20
 _SESSION_SECONDS = 300  # for which a model counts as the one that was asked
 _TIMEOUT_SECONDS, _TRIES, _MOST_WAITED = 300, 8, 600.0
 _MOST_WAITED_OPENING = 60.0
@@ -35,15 +44,7 @@ _FIRST_PAUSE, _MOST_PAUSE = 0.25, 8.0
 # Bytes of an answer: of a number, which JSON writes with up to 25, and of everything else.
 _A_NUMBER, _MOST_ELSE = 32, 1 << 20
 _MOST_CHARGED = 1 << 40  # tokens of a request
-_REFUSED = (400, 413, 422)
-
-
-class RefusedTextError(EncoderError):
-    """A text that the endpoint does not take; ``text`` is it."""
-
-    def __init__(self, message: str, text: str = "") -> None:
-        super().__init__(message)
-        self.text = text
+_REFUSED, _AWAY = (400, 413, 422), (401, 403, 404, 429, 503)
 
 
 class TooMuchError(EncoderError):
@@ -78,8 +79,9 @@ class Endpoint:
                 f"{config.model} needs a key of OpenAI in the variable {_KEY}; set it, or name "
                 "another endpoint with --base-url"
             )
-        behind = unquote(self.url).partition("://")[2].partition("/")[2]
-        if len(self._key) >= _LEAST_KEY and not self._key.isalpha() and self._key in behind:
+        address, key = unquote(self.url), self._key
+        path = address.partition("://")[2].partition("/")[2]
+        if (_KEY_FORM.fullmatch(key) and key in path) or (len(key) >= _LONG and key in address):
             raise ConfigError(
                 f"the address of the endpoint has the key in the variable {_KEY}, and would be "
                 f"stored and shown; leave the key out of --base-url, or of {BASE_URL}"
@@ -244,10 +246,13 @@ class Endpoint:
             remedy = "check the model's name and --base-url, which ends in /v1 for most"
         elif asked:
             remedy = f"run this again in {asked:g} seconds, as it asks for"
-        return EncoderError(
-            f"the model {self._name} at {self.url} cannot be asked ({self._explained(error)}); "
-            f"{remedy}"
+        kind = type(error).__name__
+        told, plain = (
+            f"the model {self._name} at {self.url} cannot be asked ({why}); {remedy}"
+            for why in (self._explained(error), f"{kind}, status {status}" if status else kind)
         )
+        away = status in _AWAY or kind in ("APIConnectionError", "APITimeoutError")
+        return EndpointError(told, plain=plain, of_any_text=away)
 
     def _explained(self, error: Exception) -> str:
         text = first_line(getattr(error, "message", error))

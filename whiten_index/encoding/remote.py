@@ -49,7 +49,6 @@ class RemoteRun:
     requests: list[Future[int]] = field(default_factory=list)  # tokens of each
     done: int = 0  # requests, from the first on, whose answers came
     out_of_memory: int = 0
-    thread: int = field(default_factory=threading.get_ident)  # that sends them
 
     def look(self) -> int:
         """Return how many texts have come in order, and raise the error of the next one."""
@@ -303,17 +302,16 @@ class RemoteEncoder(WindowEncoder):
                     raise
         except BaseException:
             # Its requests may wait for the places of a window before, which pauses.
-            self.stop()
+            for each in list(self._runs):
+                self.stop(each)
             ran.rescue(saved)
             raise
         tell(rows - told)
         return ran
 
-    def stop(self) -> None:
-        """Let this thread's windows under way, which are paid for, end within seconds."""
-        for each in list(self._runs):
-            if each.thread == threading.get_ident():
-                each.stop(within=_STOPPING_SECONDS)
+    def stop(self, ran: RemoteRun) -> None:
+        """Let a window under way, which is paid for, end within seconds."""
+        ran.stop(within=_STOPPING_SECONDS)
 
     def _still_known(self, ran: RemoteRun, known: int) -> int:
         """Return how many of the first texts are known, after asking for some of them again.

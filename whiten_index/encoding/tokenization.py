@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts.prefetch import ahead
 from whiten_index.encoding.model_files import loading_model
-from whiten_index.errors import ConfigError, EncoderError, first_line
+from whiten_index.errors import ConfigError, EncoderError, RefusedTextError, first_line
 
 if TYPE_CHECKING:
     from whiten_index.encoding.models import ModelFolder
@@ -77,7 +77,7 @@ def tokenizing() -> Iterator[None]:
         # A panic of Rust derives from ``BaseException``; a token beyond 2³¹ overflows.
         if type(error).__name__ not in ("Exception", "PanicException", "OverflowError"):
             raise
-        raise EncoderError(
+        raise RefusedTextError(
             f"the tokenizer cannot take a text ({first_line(error)}); use the tokenizer that the "
             "model was trained with"
         ) from error

@@ -122,8 +122,8 @@ class WindowEncoder(ABC):
     def collect(self, ran: Any) -> Encoded:
         """Return the embeddings of a window in the order of its texts."""
 
-    def stop(self) -> None:
-        """Let windows that are under way end soon."""
+    def stop(self, ran: Any) -> None:  # noqa: ARG002
+        """Let a window that is under way end soon."""
         return
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:

@@ -30,12 +30,11 @@ from whiten_index.corpus.sharding import Shard
 from whiten_index.distributed.executors import Work
 from whiten_index.encoding.canary import require_alike, spec_with_canary
 from whiten_index.encoding.encoder_config import EncoderConfig
-from whiten_index.encoding.endpoint import RefusedTextError
 from whiten_index.encoding.load_encoder import local_model, make_encoder, resolve_encoder
 from whiten_index.encoding.passages import PassageSplitter
 from whiten_index.encoding.spec import Spec, recorded_spec
 from whiten_index.encoding.window_encoder import WindowEncoder
-from whiten_index.errors import ConfigError, CorpusError, EncoderError
+from whiten_index.errors import ConfigError, CorpusError, EncoderError, RefusedTextError
 from whiten_index.store.digest_index import Lookup
 from whiten_index.store.dtypes import StoreDtype
 from whiten_index.store.embedding_store import EmbeddingStore
@@ -301,10 +300,10 @@ class ShardWork(Work):
         state.shards, state.ran = [], None
         return state
 
-    def stop(self) -> None:
+    def stop(self, ran: EncodedWindow) -> None:
         """Let an API that asks for a pause be waited for no more."""
-        if (encoder := getattr(self.encoder, "loaded", None)) is not None:
-            encoder.stop()
+        if (window := ran.ran) is not None:  # it may be finished at any moment
+            self.encoder().stop(window)
 
     def batch_of(self, shard: Shard) -> TextBatch | EmbeddingBatch:
         """Read a shard, its texts cut into passages if the options say so."""

@@ -4,6 +4,7 @@ Queries that wait meanwhile are encoded together.
 """
 
 import asyncio
+import contextlib
 import logging
 import queue
 import threading
@@ -18,9 +19,8 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts.files import unforeseen
 from whiten_index.corpus.row_filter import RowFilter
-from whiten_index.encoding.endpoint import RefusedTextError
 from whiten_index.encoding.spec import RemoteSpec
-from whiten_index.errors import WhitenIndexError, first_line
+from whiten_index.errors import EndpointError, WhitenIndexError, first_line
 from whiten_index.search.search_index import Opened
 from whiten_index.serving.metrics import Metrics
 from whiten_index.whitening.transform import Whitening
@@ -169,18 +169,18 @@ class Batcher:
                 except WhitenIndexError as error:
                     _deliver([(future, error)])
         try:
-            _encode([job for job, _ in ready])
+            encodes = _encode([job for job, _ in ready])
         except WhitenIndexError as error:
-            # What an API says of one request it says of the next.
-            if len(ready) == 1 or (self._then and not isinstance(error, RefusedTextError)):
+            if len(ready) == 1 or (isinstance(error, EndpointError) and error.of_any_text):
                 _deliver([(future, error) for _, future in ready])
             else:
-                for pair in ready:
-                    self._answer([pair])
+                middle = len(ready) // 2
+                self._answer(ready[:middle])
+                self._answer(ready[middle:])
             return
         encoded = time.perf_counter()
         if self._then is not None:
-            self._metrics.asked(encoded - started)
+            self._metrics.encoded(encoded - started)
             for job, future in ready:
                 job.asked += encoded - started
                 self._then._jobs.put((job, future))
@@ -188,10 +188,13 @@ class Batcher:
         for some in _by(ready, lambda job: job.alike):
             _deliver(_search(some))
         waits = [started - job.asked for job, _ in ready]
-        self._metrics.batch(waits, encoded - started, time.perf_counter() - encoded)
+        if encodes:
+            self._metrics.encoded(encoded - started)
+        self._metrics.batch(waits, time.perf_counter() - encoded)
 
 
-def _encode(jobs: Sequence[Job]) -> None:
+def _encode(jobs: Sequence[Job]) -> bool:
+    """Encode the texts of jobs together; return whether there were any."""
     with_texts = [job for job in jobs if job.texts and job.embeddings is None]
     if with_texts:
         texts = [text for job in with_texts for text in job.texts]
@@ -199,6 +202,7 @@ def _encode(jobs: Sequence[Job]) -> None:
         for job in with_texts:
             job.embeddings = embeddings[start : start + len(job.texts)]
             start += len(job.texts)
+    return bool(with_texts)
 
 
 def _search(batch: list[_Pair]) -> list[_Result]:
@@ -246,4 +250,5 @@ def _deliver(results: Sequence[_Result]) -> None:
                 future.set_exception(RuntimeError(first_line(result)))
 
     if results:
-        results[0][0].get_loop().call_soon_threadsafe(set_all)
+        with contextlib.suppress(RuntimeError):  # the server has ended
+            results[0][0].get_loop().call_soon_threadsafe(set_all)

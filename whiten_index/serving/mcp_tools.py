@@ -11,6 +11,7 @@ from mcp.types import METHOD_NOT_FOUND
 import whiten_index
 from whiten_index.errors import WhitenIndexError
 from whiten_index.serving.bodies import SearchBody
+from whiten_index.serving.problems import told
 
 if TYPE_CHECKING:
     from whiten_index.serving.service import Service
@@ -46,7 +47,7 @@ def mcp_server(service: "Service") -> MCPServer[Any]:
             body = SearchBody(index=index, texts=query, top_k=top_k, filter=filter)
             found = await service.search(body)
         except (WhitenIndexError, ValueError) as error:
-            raise ToolError(str(error)) from error
+            raise ToolError(told(error)) from None
         plain: dict[str, Any] = pydantic_core.to_jsonable_python(
             {**found, "results": found["results"][0]["hits"]}, fallback=str, inf_nan_mode="null"
         )

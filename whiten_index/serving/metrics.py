@@ -51,16 +51,15 @@ class Metrics:
         self._requests.labels(route, str(status)).inc()
         self._request_seconds.labels(route).observe(seconds)
 
-    def batch(self, waits: Sequence[float], encoding: float, searching: float) -> None:
-        """Count a batch: the seconds that each of its requests waited, and those of its stages."""
+    def batch(self, waits: Sequence[float], searching: float) -> None:
+        """Count a batch: the seconds that each of its requests waited, and those of the search."""
         self._batch_jobs.observe(len(waits))
         for seconds in waits:
             self._queue.observe(seconds)
-        self._encoder.observe(encoding)
         self._index.observe(searching)
 
-    def asked(self, seconds: float) -> None:
-        """Count the seconds in which an API gave embeddings."""
+    def encoded(self, seconds: float) -> None:
+        """Count the seconds in which the texts of a batch were encoded."""
         self._encoder.observe(seconds)
 
     def version(self, index: str, version: str, rows: int, before: str | None) -> None:

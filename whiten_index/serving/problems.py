@@ -10,8 +10,14 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from whiten_index.encoding.endpoint import RefusedTextError
-from whiten_index.errors import ConfigError, CorpusError, NotFoundError, WhitenIndexError
+from whiten_index.errors import (
+    ConfigError,
+    CorpusError,
+    EndpointError,
+    NotFoundError,
+    RefusedTextError,
+    WhitenIndexError,
+)
 
 _LOG = logging.getLogger("whiten_index.serving")
 PROBLEM = "application/problem+json"
@@ -29,11 +35,16 @@ def problem(status: int, detail: str, *, headers: Mapping[str, str] | None = Non
     return Response(pydantic_core.to_json(value), status, headers, PROBLEM)
 
 
+def told(error: Exception) -> str:
+    """Return the message of an error, without what may quote the texts of other requests."""
+    return error.plain if isinstance(error, EndpointError) else str(error)
+
+
 async def answer(request: Request, error: Exception) -> Response:
     """Answer an error: one that nobody foresaw without its text."""
     headers: Mapping[str, str] | None = None
     if isinstance(error, WhitenIndexError):
-        status, detail = HTTPStatus.SERVICE_UNAVAILABLE, str(error)
+        status, detail = HTTPStatus.SERVICE_UNAVAILABLE, told(error)
         if isinstance(error, NotFoundError):
             status = HTTPStatus.NOT_FOUND
         elif isinstance(error, ConfigError | CorpusError | RefusedTextError):

@@ -81,7 +81,6 @@ class StoreManifest(Sealed):
 
 
 SCHEMA = Schema("store", 1, StoreManifest)
-_FOLDERS = (DIGESTS, ROWS, "corpora", INDEXES, "segments")
 
 
 class EmbeddingStore(Segments, PartFiles):
@@ -148,24 +147,15 @@ class EmbeddingStore(Segments, PartFiles):
                 make_folder(store.root)
                 with temporary_folder(store.folder) as temporary:
                     _make_folders(temporary / "new")
+                    (temporary / "new" / INDEXES / ".keep").touch()
                     manifest.write_manifest(temporary / "new" / manifest.MANIFEST, store._fields())
                     rename_unless_taken(temporary / "new", store.folder)
                 fsync_path(store.root)
-            if store.mirror.uri:
-                _make_folders(store.folder)
-            store._require_folders()
+            # Copies of a store may lack empty folders. That of the indexes is never empty: without
+            # it, nobody would know what they need.
+            _make_folders(store.folder, but="" if store.mirror.uri else INDEXES)
             store._record_encoder(encoder)
         return store
-
-    def _require_folders(self) -> None:
-        """Refuse a store without one of its folders: what it has would be taken for new."""
-        for folder in (self.folder / name for name in _FOLDERS):
-            if not exists(folder):
-                raise ArtifactError(
-                    f"{folder} is missing, and the store is not whole without it; mount its disk "
-                    f"or restore the folder from a copy. If there was nothing in it, run: mkdir "
-                    f"{folder}"
-                )
 
     def _fields(self) -> dict[str, Any]:
         return SCHEMA.headed(encoder=self.encoder, fingerprint=self.fingerprint)
@@ -418,9 +408,10 @@ class EmbeddingStore(Segments, PartFiles):
         return self.folder / "corpora"
 
 
-def _make_folders(folder: Path) -> None:
-    for name in _FOLDERS:
-        make_folder(folder / name)
+def _make_folders(folder: Path, *, but: str = "") -> None:
+    for name in (DIGESTS, ROWS, "corpora", INDEXES, "segments"):
+        if name != but:
+            make_folder(folder / name)
 
 
 def read_encoder(folder: Path, mirror: Storage) -> EncoderFacts:

@@ -1,6 +1,7 @@
 """Small files of a store next to its rows: remembered results, and the indexes built from it."""
 
 import re
+import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -194,6 +195,7 @@ class IndexRegistry:
 
     def register(self, index: Place, index_id: str | None) -> None:
         """Note that an index is built from here, so that its shards stay."""
+        self._require_there()
         place = owner_of(index)
         fields = _SCHEMA.headed(index=place, id=index_id)
         for path in (folder / _file_name(place, index_id) for folder in (self.folder, self.copies)):
@@ -207,14 +209,18 @@ class IndexRegistry:
 
     def registered(self) -> list[RegisteredIndex]:
         """Return the indexes that were built from here."""
+        self._require_there()
+        found = {path.name: self.read(path) for path in self.files()}
+        return [found[name] for name in sorted(found)]
+
+    def _require_there(self) -> None:
         if not self.mirror.uri and not exists(self.folder):
             raise ArtifactError(
                 f"{self.folder} is missing, so that it is not known which indexes need the shards "
                 "of this store; mount its disk or restore the folder from a copy. If it is gone "
-                f"for good, make it with mkdir {self.folder}, then build or update each index once"
+                f"for good, make it with mkdir {shlex.quote(str(self.folder))}, then build or "
+                "update each index once"
             )
-        found = {path.name: self.read(path) for path in self.files()}
-        return [found[name] for name in sorted(found)]
 
     def files(self) -> list[Path]:
         """Return the files of all indexes, copies first."""

@@ -248,7 +248,8 @@ class _TablePush:
             # Another push may have ended in between.
             if there == before.rows or self.writer.published() == before:
                 # An interrupted change may have added some, which it says when it is made again.
-                ours = max(before.rows, self.completed) if dropped or not before.changing else there
+                ours = self.completed or before.rows
+                ours = ours if dropped or not before.changing else there
                 _require_rows(
                     self.config, self.writer.target, self.source, before, there=there, ours=ours
                 )
