@@ -66,6 +66,8 @@ _NO_SECRETS = ("PWD", "OLDPWD")
 # A password may hold / ? # @ that its owner did not escape. A port is none.
 _USER_INFO = re.compile(r"://[^/\s@:]*:(?!\d{1,5}/)((?:(?!://)\S)+)@")
 _SHORTEST, _LONG = 6, 8
+# Headers without a secret, and the one that aiohttp itself takes to no other server.
+HARMLESS_HEADERS = ("accept", "accept-language", "user-agent")
 _WORD = 10  # letters of a word that is likely to be none of a secret
 # Secrets that libraries read from files of their own, such as ~/.pgpass, as far as they tell.
 FILE_SECRETS = set[str]()
@@ -335,7 +337,7 @@ def parts_of_header(value: str) -> set[str]:
     Of ``Bearer KEY`` and ``session=KEY; theme=dark`` it is the key. Short words are left out, since
     they may be in any message.
     """
-    parts = re.split(r'[\s=;,:"]+', value)
+    parts = re.split(r"""[\s=;,:|&"']+""", value)
     secret = {part for part in parts if len(part) > _WORD or not part.isalpha()}
     return {value, value.rpartition(" ")[2], *secret}
 
@@ -349,8 +351,9 @@ def _secrets() -> set[str]:
             found |= {value.strip(), value.strip().rpartition(":")[2]}
         if name.endswith("_HEADERS"):
             # Lines of OPENAI_CUSTOM_HEADERS, which is sent to an endpoint.
-            for line in value.splitlines():
-                found |= parts_of_header(line.partition(":")[2].strip())
+            for header, _, content in (line.partition(":") for line in value.splitlines()):
+                if header.strip().lower() not in HARMLESS_HEADERS:
+                    found |= parts_of_header(content.strip())
         # The scheme of a proxy may be left out.
         proxy = name.lower().endswith("_proxy") and "://" not in value
         for whole in _USER_INFO.findall(f"://{value}" if proxy else value):

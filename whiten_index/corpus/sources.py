@@ -24,6 +24,7 @@ import pyarrow.fs as pafs
 from whiten_index.artifacts.files import exists, is_link, list_folder, reading, system_error
 from whiten_index.errors import (
     FILE_SECRETS,
+    HARMLESS_HEADERS,
     ConfigError,
     CorpusError,
     StorageError,
@@ -87,8 +88,6 @@ _WITHIN_OTHERS = (
 _REDIRECTS = (301, 302, 303, 307, 308)
 _LONGEST_ANSWER = 1 << 26  # bytes of a list of links
 _SECRET_NAME = re.compile("headers|cookies|auth|pass|secret|token|key", re.I)
-# Headers without a secret, and the one that aiohttp itself takes to no other server.
-_HARMLESS = ("accept", "accept-language", "user-agent")
 # Decides by the names below the source whether a file is wanted or, with ``whole=False``, whether a
 # folder may hold wanted files.
 _Match = Callable[..., bool]
@@ -290,7 +289,7 @@ def _secrets_of(settings: Any, *, secret: bool = False) -> Iterator[str]:
     if isinstance(settings, dict):
         for name, inside in settings.items():
             named = _SECRET_NAME.search(str(name)) is not None
-            if str(name).lower() not in _HARMLESS:
+            if str(name).lower() not in HARMLESS_HEADERS:
                 yield from _secrets_of(inside, secret=secret or named)
     elif secret and isinstance(settings, list | tuple):
         for inside in settings:
@@ -322,7 +321,7 @@ def _http_options(source: str) -> dict[str, Any]:
     added = {str(name).lower() for each in (given, *settings) for name in each.get("headers") or ()}
     secret = any(each.get(name) for each in (given, *settings) for name in ("cookies", "auth"))
     # aiohttp takes this one to no other server.
-    secret = secret or not added.issubset((*_HARMLESS, "authorization"))
+    secret = secret or not added.issubset((*HARMLESS_HEADERS, "authorization"))
 
     class Response(aiohttp.ClientResponse):
         async def start(self, connection: Any) -> aiohttp.ClientResponse:

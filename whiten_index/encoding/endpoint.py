@@ -297,12 +297,12 @@ def ask_spec(config: EncoderConfig, *, opening: bool = False) -> RemoteSpec:
     same["base_url"] = _url_of(config)
     session = int(time.monotonic() // _SESSION_SECONDS)
     key = (*same.items(), hash(os.environ.get(_KEY)), session)
-    if key not in _ANSWERS:
+    if (found := _ANSWERS.get(key)) is None:
         found = _asked(EncoderConfig(**same), _MOST_WAITED_OPENING if opening else _MOST_WAITED)
         if len(_ANSWERS) >= _MOST_ANSWERS:
             _ANSWERS.clear()
         _ANSWERS[key] = found
-    return _ANSWERS[key]
+    return found
 
 
 _ASKED = ("model", "dimensions", "input_types", "document_prompt", "query_prompt")
