@@ -167,7 +167,7 @@ def test_a_folder_without_the_list_of_its_tables_is_left_as_it_is(address: str) 
     folder = Path(address.removeprefix("qdrant://"))
     Rows.make(5).push_to(address)
     (folder / "meta.json").rename(folder.parent / "away.json")
-    with pytest.raises(ConfigError, match="with other files"):
+    with pytest.raises(ConfigError, match=r"no meta\.json, which lists them"):
         open_writer(address, "docs")
     (folder.parent / "away.json").rename(folder / "meta.json")
     with open_writer(address, "docs") as writer:

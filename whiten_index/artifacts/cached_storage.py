@@ -326,8 +326,8 @@ class BucketStorage(Storage):
         return None if found is None else found[0]
 
     @override
-    def fault(self, path: Path, *, content: bool = False) -> str:
-        data = self.manifest(path)
+    def fault(self, path: Path, data: bytes | None = None, *, content: bool = False) -> str:
+        data = self.manifest(path) if data is None else data
         wrong = {} if data is None else self.damaged(path, data, content=content)
         return "; ".join(f"{name} {why}" for name, why in sorted(wrong.items()))
 

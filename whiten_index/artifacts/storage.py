@@ -88,10 +88,11 @@ class Storage:
         """Return whether an artifact or file is in the bucket, or in a folder without a bucket."""
         return exists(path)
 
-    def fault(self, path: Path, *, content: bool = False) -> str:
+    def fault(self, path: Path, data: bytes | None = None, *, content: bool = False) -> str:
         """Return which objects of an artifact in the bucket are damaged; empty if none is.
 
-        Sizes are compared, or with ``content`` the objects are read and hashed.
+        ``data`` are the bytes of its manifest; None to read it. Sizes are compared, or with
+        ``content`` the objects are read and hashed.
         """
         return ""
 

@@ -23,7 +23,7 @@ from pydantic import TypeAdapter
 from qdrant_client import QdrantClient, models
 from qdrant_client.local import persistence
 
-from whiten_index.artifacts.files import list_folder, reading, size_of
+from whiten_index.artifacts.files import exists, list_folder, reading, size_of
 from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.errors import ConfigError, DatabaseError, first_line
 from whiten_index.vectordb.alias_writer import AliasWriter
@@ -118,8 +118,13 @@ class QdrantWriter(AliasWriter):
                 f"{place.shown} is Qdrant's local mode, which searches exactly and has no "
                 f"options; leave out --option {min(options.model_fields_set)}"
             )
-        # It lists the collections: without it, their folders would be taken for remains.
         marks = ("meta.json",)
+        if exists(place.folder / "collection") and not exists(place.folder / marks[0]):
+            # Their folders would be taken for remains.
+            raise ConfigError(
+                f"{place.shown} has collections and no meta.json, which lists them; restore that "
+                "file, or name another folder"
+            )
         require_engine_folder(
             place.folder, engine="Qdrant", marks=marks, address=place.shown, make=make
         )

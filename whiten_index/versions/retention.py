@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from whiten_index.artifacts.cached_storage import place_of
+from whiten_index.artifacts.files import MANIFEST
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.storage import LOCAL, Place, Storage
 from whiten_index.encoding.spec import recorded_spec
@@ -162,7 +163,9 @@ def _examined(
             version = read_version(copy, verify=verify, sha256=sha256)
             if not mirror.uri:
                 version.check()
-            elif fault := mirror.fault(folder, content=verify == FULL):
+            elif fault := mirror.fault(
+                folder, (copy / MANIFEST).read_bytes(), content=verify == FULL
+            ):
                 raise ArtifactError(f"{folder} is damaged: {fault}")  # noqa: TRY301
     except (ArtifactError, FormatError) as error:
         return fields, error
