@@ -456,7 +456,7 @@ def _table_facts(name: str, root: Path) -> dict[str, Any]:
         with reading(path), safe_open(path, "numpy") as file:
             (table,) = {"embedding.weight", "embeddings"} & set(file.keys())
             _, width = file.get_slice(table).get_shape()
-            # Of model2vec, which reads such a table only beside a configuration.
+            # Of model2vec, which reads such a table only with a configuration.
             own = table == "embeddings" and bool(list_folder(root, "config.json"))
             kind = {"model_type": MODEL2VEC} if own else {}
             return {"hidden_size": int(width), **kind}

@@ -1,4 +1,4 @@
-"""One thread that encodes and searches, and one for each API that is asked for embeddings.
+"""One thread that encodes and searches, and one for each API that gives embeddings.
 
 Queries that wait meanwhile are encoded together.
 """
@@ -90,8 +90,8 @@ class Batcher:
     """Runs jobs in one thread, so that encoder and index take turns on the cores.
 
     While jobs run, others collect. After a batch of several the thread waits for as many again,
-    5 ms at most; else a job starts at once. An API that has to be asked may pause, so it has a
-    thread of its own, which hands its jobs on.
+    5 ms at most; else a job starts at once. An API may pause, so each has another thread, which
+    passes its jobs on.
     """
 
     def __init__(self, metrics: Metrics, *, then: "Batcher | None" = None) -> None:
