@@ -171,7 +171,7 @@ class EndpointError(EncoderError):
         of_any_text: whether it is likely to be so for every text.
     """
 
-    def __init__(self, message: str, *, plain: str, of_any_text: bool) -> None:
+    def __init__(self, message: str, *, plain: str = "", of_any_text: bool = False) -> None:
         super().__init__(message)
         self.plain, self.of_any_text = hide_secrets(plain), of_any_text
 
