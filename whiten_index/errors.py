@@ -337,7 +337,7 @@ def parts_of_header(value: str) -> set[str]:
     Of ``Bearer KEY`` and ``session=KEY; theme=dark`` it is the key. Short words are left out, since
     they may be in any message.
     """
-    parts = re.split(r"""[\s=;,:|&"']+""", value)
+    parts = re.split(r'[\s=;,:"]+', value) + re.split(r"""[\s=;,:"'|&()<>\[\]]+""", value)
     secret = {part for part in parts if len(part) > _WORD or not part.isalpha()}
     return {value, value.rpartition(" ")[2], *secret}
 

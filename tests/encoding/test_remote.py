@@ -368,7 +368,9 @@ def test_known_texts_are_asked_again_in_requests_of_the_usual_size(server: Embed
 
 
 @pytest.mark.parametrize("known", [0, 256])
-def test_a_signal_ends_the_pauses_of_two_windows(known: int) -> None:
+def test_a_signal_ends_the_pauses_of_two_windows(
+    known: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The requests of the second, or those for its known texts, wait behind those of the first."""
     texts, used_up = [[f"{name}{i}" for i in range(1024)] for name in "ab"], threading.Event()
 
@@ -390,13 +392,20 @@ def test_a_signal_ends_the_pauses_of_two_windows(known: int) -> None:
             found = encoder.prepare(window)
             return replace(found, known=rows) if known and window[0] == "b0" else found
 
-        with pytest.raises(KeyboardInterrupt):
-            list(
-                overlapped(
-                    texts, read=list, prepare=prepare, stop=encoder.stop, finish=encoder.collect,
-                    work=lambda window: encoder.run(window, stopped=lambda _: None),
-                )
-            )  # fmt: skip
+        monkeypatch.setattr("whiten_index.encoding.remote._STOPPING_SECONDS", 2.0)
+        # A background job of a shell ignores it.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                list(
+                    overlapped(
+                        texts, read=list, prepare=prepare, stop=encoder.stop,
+                        finish=encoder.collect,
+                        work=lambda window: encoder.run(window, stopped=lambda _: None),
+                    )
+                )  # fmt: skip
+        finally:
+            signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("embedding", [0.5, [], [[1.0, 2.0]], [1e999], ["a"], None])

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -175,3 +177,11 @@ def test_bad_lines_are_named(tmp_path: Path, ending: str, text: str, message: st
     path.write_text(text)
     with pytest.raises(CorpusError, match=message):
         read_run(path)
+
+
+def test_a_date_that_python_does_not_know_is_named(tmp_path: Path):
+    dates = pa.array([2**60], pa.timestamp("us"))
+    columns = {"query_id": ["q"], "doc_id": ["d"], "score": dates}
+    pq.write_table(pa.table(columns), tmp_path / "run.parquet")
+    with pytest.raises(CorpusError, match=r"run\.parquet is not a readable Parquet file"):
+        read_run(tmp_path / "run.parquet")

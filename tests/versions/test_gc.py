@@ -208,7 +208,8 @@ def test_a_store_without_its_registry_or_its_records_is_not_collected(tmp_path, 
         folder.mkdir()
     else:
         # Nobody makes the folder again, so that the next gc would find no index.
-        EmbeddingStore.create(world.place, world.store.encoder, world.store.fingerprint)
+        with pytest.raises(ArtifactError, match="indexes is missing"):
+            EmbeddingStore.create(world.place, world.store.encoder, world.store.fingerprint)
         with pytest.raises(ArtifactError, match="indexes is missing"):
             world.store.indexes.register(tmp_path / "another", None)
     named = functools.partial(gc_store, indexes=[index], keep_days=0)

@@ -44,7 +44,7 @@ _FIRST_PAUSE, _MOST_PAUSE = 0.25, 8.0
 # Bytes of an answer: of a number, which JSON writes with up to 25, and of everything else.
 _A_NUMBER, _MOST_ELSE = 32, 1 << 20
 _MOST_CHARGED = 1 << 40  # tokens of a request
-_REFUSED, _AWAY = (400, 413, 422), (401, 403, 404, 429, 503)
+_REFUSED = (400, 413, 422)
 
 
 class TooMuchError(EncoderError):
@@ -251,7 +251,7 @@ class Endpoint:
             f"the model {self._name} at {self.url} cannot be asked ({why}); {remedy}"
             for why in (self._explained(error), f"{kind}, status {status}" if status else kind)
         )
-        away = status in _AWAY or kind in ("APIConnectionError", "APITimeoutError")
+        away = status not in (None, 500) or kind in ("APIConnectionError", "APITimeoutError")
         return EndpointError(told, plain=plain, of_any_text=away)
 
     def _explained(self, error: Exception) -> str:

@@ -49,6 +49,7 @@ class RemoteRun:
     requests: list[Future[int]] = field(default_factory=list)  # tokens of each
     done: int = 0  # requests, from the first on, whose answers came
     out_of_memory: int = 0
+    thread: int = field(default_factory=threading.get_ident)  # that sends them
 
     def look(self) -> int:
         """Return how many texts have come in order, and raise the error of the next one."""
@@ -303,7 +304,8 @@ class RemoteEncoder(WindowEncoder):
         except BaseException:
             # Its requests may wait for the places of a window before, which pauses.
             for each in list(self._runs):
-                self.stop(each)
+                if each.thread == ran.thread:
+                    self.stop(each)
             ran.rescue(saved)
             raise
         tell(rows - told)

@@ -151,7 +151,7 @@ def reading_parquet(path: Path) -> Iterator[None]:
     try:
         with reading(path):
             yield
-    except (OSError, ValueError, pa.ArrowException) as error:
+    except (OSError, ArithmeticError, ValueError, pa.ArrowException) as error:
         raise CorpusError(
             f"{path} is not a readable Parquet file ({first_line(error)}); restore it or name "
             "another"

@@ -168,19 +168,23 @@ class Batcher:
                     ready.append((job, future))
                 except WhitenIndexError as error:
                     _deliver([(future, error)])
+        failed, encodes = None, False
         try:
             encodes = _encode([job for job, _ in ready])
         except WhitenIndexError as error:
-            if len(ready) == 1 or (isinstance(error, EndpointError) and error.of_any_text):
-                _deliver([(future, error) for _, future in ready])
+            failed = error
+        if failed is not None:
+            if len(ready) == 1 or (isinstance(failed, EndpointError) and failed.of_any_text):
+                _deliver([(future, failed) for _, future in ready])
             else:
                 middle = len(ready) // 2
                 self._answer(ready[:middle])
                 self._answer(ready[middle:])
             return
         encoded = time.perf_counter()
-        if self._then is not None:
+        if encodes:
             self._metrics.encoded(encoded - started)
+        if self._then is not None:
             for job, future in ready:
                 job.asked += encoded - started
                 self._then._jobs.put((job, future))
@@ -188,8 +192,6 @@ class Batcher:
         for some in _by(ready, lambda job: job.alike):
             _deliver(_search(some))
         waits = [started - job.asked for job, _ in ready]
-        if encodes:
-            self._metrics.encoded(encoded - started)
         self._metrics.batch(waits, time.perf_counter() - encoded)
 
 

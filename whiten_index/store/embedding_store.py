@@ -25,6 +25,7 @@ again under any file name, id or metadata column, and in whichever segment it is
 """
 
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -146,14 +147,22 @@ class EmbeddingStore(Segments, PartFiles):
                 # Whole or not at all: without a manifest, nobody would clean it.
                 make_folder(store.root)
                 with temporary_folder(store.folder) as temporary:
-                    _make_folders(temporary / "new")
+                    for each in _folders(temporary / "new"):
+                        make_folder(each)
+                    # Copies of a store may leave out empty folders, as this one is until a build.
                     (temporary / "new" / INDEXES / ".keep").touch()
                     manifest.write_manifest(temporary / "new" / manifest.MANIFEST, store._fields())
                     rename_unless_taken(temporary / "new", store.folder)
                 fsync_path(store.root)
-            # Copies of a store may lack empty folders. That of the indexes is never empty: without
-            # it, nobody would know what they need.
-            _make_folders(store.folder, but="" if store.mirror.uri else INDEXES)
+            if store.mirror.uri:
+                for each in _folders(store.folder):
+                    make_folder(each)
+            elif missing := [str(each) for each in _folders(store.folder) if not exists(each)]:
+                # Made again, they would be taken for empty.
+                raise ArtifactError(
+                    f"{missing[0]} is missing; mount its disk or restore the store from a copy. If "
+                    f"there was nothing in it, run: mkdir {shlex.join(missing)}"
+                )
             store._record_encoder(encoder)
         return store
 
@@ -408,10 +417,8 @@ class EmbeddingStore(Segments, PartFiles):
         return self.folder / "corpora"
 
 
-def _make_folders(folder: Path, *, but: str = "") -> None:
-    for name in (DIGESTS, ROWS, "corpora", INDEXES, "segments"):
-        if name != but:
-            make_folder(folder / name)
+def _folders(folder: Path) -> list[Path]:
+    return [folder / name for name in (DIGESTS, ROWS, "corpora", INDEXES, "segments")]
 
 
 def read_encoder(folder: Path, mirror: Storage) -> EncoderFacts:
