@@ -199,7 +199,8 @@ def test_a_flipped_bit_in_any_file_of_the_store_is_found_and_mended(place: Index
     before = vectors.checksums(place.store)
     for name in before:
         path = place.store / name
-        content = path.read_bytes()
+        if not (content := path.read_bytes()):
+            continue
         flip(path)
         ended = run("verify", place.store, "--json")
         assert ended.status == 5, name
